@@ -12,7 +12,7 @@ from scipy import stats
 from tests.small_study import GREEDY_LANGUAGES, a_run, only_scope, the_comparison
 
 from draftsmith.bench.compare.model import RunMetrics, compare, pool
-from draftsmith.bench.compare.page import sentences
+from draftsmith.bench.compare.page import csv_table, render, sentences, summary
 from draftsmith.errors import InputError
 
 # --------------------------------------------------------------------------- pooling
@@ -212,3 +212,33 @@ def test_the_first_is_praised_with_its_gain_and_doubted_within_the_noise() -> No
     assert "lead over forward KL lies within the intervals" in doubt
     far = [replace(r, tau=r.tau + 2) if r.objective == "rkl" and r.tau else r for r in runs]
     assert len(sentences(compare(far))) == 1
+
+
+def test_rejections_saved_compare_acceptances_of_one_kind_with_the_undistilled_draft() -> None:
+    base = a_run("base", objective="none", alpha=0.728, alpha_decoded=0.5)
+    runs = [
+        a_run("a", tau=3.9, alpha=0.778, alpha_decoded=0.9),
+        a_run("b", beams=8, tau=3.5, alpha_decoded=0.9),  # expected acceptance is not known
+        replace(base, tau=2.0),
+    ]
+    scope = only_scope(runs)
+    saved = [scope.rejections_saved(entry) for entry in scope.entries]
+    assert saved == [pytest.approx(0.1838, abs=1e-4), None, None]
+    decoded = only_scope([replace(run, alpha=None) for run in runs])
+    assert decoded.rejections_saved(decoded.entries[1]) == pytest.approx(0.8)
+    assert (
+        only_scope(runs[:2]).rejections_saved(scope.entries[0]) is None
+    )  # nothing to compare with
+    comparison = compare(runs)
+    assert "18.4 % of the refused drafts" in sentences(comparison)[0]
+    assert "18.4 %" in render(comparison, (), ())
+    found = summary(comparison, ())["scopes"][0]["settings"]
+    assert [one["rejections_saved"] for one in found] == saved
+    assert csv_table(comparison).splitlines()[0].count("rejections_saved") == 1
+
+
+def test_runs_that_counted_the_prompts_step_rank_behind_those_that_did_not() -> None:
+    old = a_run("old", beams=2, tau=None, tau_with_prefill=9.0)
+    scope = only_scope([old, a_run("new", tau=2.0, tau_with_prefill=1.9)])
+    assert [(e.rank, e.value("tau")) for e in scope.entries] == [(1, 2.0), (None, None)]
+    assert only_scope([old]).ranked_by == "tau_with_prefill"

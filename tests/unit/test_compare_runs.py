@@ -122,9 +122,10 @@ def test_a_bench_is_read_from_its_records_by_language(tmp_path: Path) -> None:
     runs = read_runs([benched(tmp_path / "bench", "prompt_lookup", "independent:models/x/draft")])
     assert {run.label for run in runs} == {"prompt_lookup", "independent:draft"}
     by = {(run.label, run.language): run for run in runs}
-    assert by["prompt_lookup", None].tau == pytest.approx(80 / 36)
-    assert by["prompt_lookup", "fr"].tau == 2.0
-    assert by["prompt_lookup", "ko"].tau == 2.5
+    assert by["prompt_lookup", None].tau == pytest.approx(78 / 38)
+    assert by["prompt_lookup", None].tau_with_prefill == pytest.approx(80 / 36)
+    assert by["prompt_lookup", "fr"].tau == 39 / 19
+    assert by["prompt_lookup", "ko"].tau_with_prefill == 2.5
     assert by["prompt_lookup", None].alpha_decoded == 0.4
     assert by["prompt_lookup", "ko"].speedup == pytest.approx(2.0)
     assert {run.target for run in runs} == {"models/t"}
@@ -138,7 +139,15 @@ def test_a_bench_without_records_is_read_from_its_summary(tmp_path: Path) -> Non
     ]
     write_json_atomic(tmp_path / "summary.json", {"target": "t", "drafters": entries, "x": 1})
     (run,) = read_runs([tmp_path])
-    assert (run.label, run.tau, run.speedup) == ("prompt_lookup", 2.2, None)
+    # it counted the prompt's step, too: not to be ranked among those that do not
+    assert (run.label, run.tau, run.tau_with_prefill) == ("prompt_lookup", None, 2.2)
+    assert (run.speedup, run.loop_share) == (None, None)
+    entries[1] |= {"decode_tokens_per_step": 2.3, "loop_share": 0.5}
+    entries[1] |= {"decode_tokens_per_step_outside_loops": 1.5, "acceptance_rate_outside_loops": 0}
+    write_json_atomic(tmp_path / "summary.json", {"target": "t", "drafters": entries})
+    (run,) = read_runs([tmp_path])
+    assert (run.tau, run.tau_with_prefill, run.loop_share) == (2.3, 2.2, 0.5)
+    assert (run.tau_outside_loops, run.alpha_outside_loops) == (1.5, 0.0)
 
 
 def test_a_measured_drafter_takes_over_the_setting_of_its_distil_run(
@@ -154,13 +163,13 @@ def test_a_measured_drafter_takes_over_the_setting_of_its_distil_run(
     whole = {run.label: run for run in runs if run.language is None}
     assert set(whole) == {"a", "b", "c", "prompt_lookup"}
     assert (whole["a"].objective, whole["a"].beams, whole["a"].seed) == ("rkl", 8, 7)
-    assert whole["a"].tau == pytest.approx(80 / 36)
+    assert whole["a"].tau == pytest.approx(78 / 38)
     assert (whole["a"].alpha, whole["a"].tau_predicted) == (0.7, 3.0)
     assert whole["b"].alpha is None  # expected at another temperature than decoded
     assert (whole["c"].tau, whole["c"].alpha) == (None, 0.7)
     assert whole["prompt_lookup"].objective is None
     korean = next(run for run in runs if run.label == "a" and run.language == "ko")
-    assert (korean.objective, korean.tau, korean.alpha) == ("rkl", 2.5, None)
+    assert (korean.objective, korean.tau, korean.alpha) == ("rkl", 39 / 19, None)
 
 
 def test_what_a_bench_expected_stands_alone_beside_what_training_did(
@@ -218,7 +227,7 @@ def test_a_drafter_of_a_like_name_elsewhere_is_not_taken_for_the_distilled_one(
     whole = {run.label: run for run in read_runs([a, bench]) if run.language is None}
     assert whole["independent:base/draft"].objective is None
     # outside of the bench's folder only the name is kept
-    assert (whole["draft"].objective, whole["draft"].tau) == ("rkl", pytest.approx(80 / 36))
+    assert (whole["draft"].objective, whole["draft"].tau) == ("rkl", pytest.approx(78 / 38))
 
 
 def test_labels_are_as_short_as_they_can_be(tmp_path: Path) -> None:

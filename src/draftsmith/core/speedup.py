@@ -61,6 +61,18 @@ def memory_bound_speedup(
     return predicted_speedup(tau, gamma, draft / target)
 
 
+def rejections_saved(alpha: ArrayLike, before: ArrayLike) -> Floats:
+    """(alpha - before) / (1 - before): the share of refused drafts that a better drafter saves.
+
+    Gains in tau grow with the acceptance that a drafter has already; this does not: for chains
+    without end tau is 1 / (1 - alpha), and grows by 1 / (1 - saved) wherever it began. Negative for
+    a worse drafter; nan where nothing was refused before.
+    """
+    alpha, before = _share(alpha, "alpha"), _share(before, "before")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(before == 1.0, np.nan, (alpha - before) / (1.0 - before))
+
+
 # --------------------------------------------------------------------------- domains
 
 

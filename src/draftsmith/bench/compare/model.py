@@ -37,7 +37,7 @@ import pandas as pd
 
 from draftsmith.bench.records import BASELINE, TRANSFORMERS, drafter_metrics, read
 from draftsmith.config import as_dict, from_dict
-from draftsmith.core.speedup import tokens_per_step
+from draftsmith.core.speedup import rejections_saved, tokens_per_step
 from draftsmith.core.verify import lossy_sentence
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError, nearest
@@ -52,11 +52,16 @@ UNDISTILLED = "none"
 FACTORS = ("drafter", "objective", "forcing", "beams", "teacher_temperature", "truncation")
 """What a study varies, one at a time."""
 MEASURES = (
-    *("tau", "tau_predicted", "alpha", "alpha_decoded"),
+    *("tau", "tau_with_prefill", "tau_predicted", "alpha", "alpha_decoded"),
+    *("loop_share", "tau_outside_loops", "alpha_outside_loops"),
     *("speedup", "speedup_predicted", "quality"),
 )
-RANKING = ("tau", "tau_predicted", "alpha", "alpha_decoded")
+RANKING = ("tau", "tau_with_prefill", "tau_predicted", "alpha", "alpha_decoded")
 """Settings are ranked by the first of these that any of their scope has."""
+_SHARES = ("alpha", "alpha_decoded", "loop_share", "alpha_outside_loops")
+"""Measures between 0 and 1."""
+ACCEPTANCES = ("alpha", "alpha_decoded")
+"""What refused drafts are counted by: the first of these that the undistilled draft has."""
 _OBJECTIVES = {
     "kl": "forward KL",
     "rkl": "reverse KL",
@@ -110,10 +115,18 @@ class RunMetrics(RunSetting):
     alpha_decoded: float | None = None
     """Accepted / offered, counted while decoding."""
     tau: float | None = None
-    """Tokens per step, counted while decoding."""
+    """Tokens per step, counted while decoding, behind the prompt's own step."""
+    tau_with_prefill: float | None = None
+    """The same with the prompt's own step."""
     tau_predicted: float | None = None
     """From `alpha`, by the closed formula; or from chains on held-out texts
     (`distill.evaluation`)."""
+    loop_share: float | None = None
+    """Share of the generated tokens in repetition loops (`bench.loops`)."""
+    tau_outside_loops: float | None = None
+    """`tau` over the steps that begin outside of loops."""
+    alpha_outside_loops: float | None = None
+    """`alpha_decoded` over the same steps."""
     speedup: float | None = None
     """Over plain decoding, by the clock."""
     speedup_predicted: float | None = None
@@ -130,7 +143,7 @@ class RunMetrics(RunSetting):
 
     def __post_init__(self) -> None:
         for name in MEASURES[:-1]:
-            value, share = getattr(self, name), name.startswith("alpha")
+            value, share = getattr(self, name), name in _SHARES
             if value is None or (0 <= value <= 1 if share else 0 < value < math.inf):
                 continue
             said = "between 0 and 1" if share else "positive"
@@ -209,6 +222,17 @@ class Scope:
         """What ranks first, the undistilled draft aside."""
         ranked = [e for e in self.entries if e is not self.base and e.rank is not None]
         return ranked[0] if ranked else None
+
+    def rejections_saved(self, entry: RankedSetting) -> float | None:
+        """Return the share of the undistilled draft's refused drafts that a setting saves; None
+        where the acceptance of either is not known."""
+        if self.base is None or entry is self.base:
+            return None
+        measure = next((name for name in ACCEPTANCES if name in self.base.metrics), "")
+        alpha, before = entry.value(measure), self.base.value(measure)
+        if alpha is None or before is None or before == 1:
+            return None
+        return float(rejections_saved(alpha, before))
 
     @property
     def title(self) -> str:
@@ -296,7 +320,11 @@ class _Summarised:
     name: str
     temperature: float
     tokens_per_step: float | None = None
+    decode_tokens_per_step: float | None = None
     acceptance_rate: float | None = None
+    loop_share: float | None = None
+    decode_tokens_per_step_outside_loops: float | None = None
+    acceptance_rate_outside_loops: float | None = None
     speedup: float | None = None
     predicted_speedup: float | None = None
     lossy_rule: str | None = None
@@ -356,9 +384,17 @@ def _benched(folder: Path) -> Iterator[RunMetrics]:
     def measured(entry: Mapping[str, Any], **part: str) -> RunMetrics:
         own = part_of(_Summarised, entry, str(path))
         given = {"label": own.name, "target": values.get("target"), "speedup": own.speedup, **part}
-        given |= {"decoding_temperature": own.temperature, "tau": own.tokens_per_step}
-        more = {"alpha_decoded": own.acceptance_rate, "speedup_predicted": own.predicted_speedup}
-        return from_dict(RunMetrics, {**given, **more}, where=str(path))
+        given |= {
+            "decoding_temperature": own.temperature,
+            "tau": own.decode_tokens_per_step,
+            "tau_with_prefill": own.tokens_per_step,
+            "alpha_decoded": own.acceptance_rate,
+            "loop_share": own.loop_share,
+            "tau_outside_loops": own.decode_tokens_per_step_outside_loops,
+            "alpha_outside_loops": own.acceptance_rate_outside_loops,
+            "speedup_predicted": own.predicted_speedup,
+        }
+        return from_dict(RunMetrics, given, where=str(path))
 
     expected = {}
     for run, entry in [(measured(entry), entry) for entry in entries]:

@@ -33,15 +33,21 @@ from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 
 _HEADINGS = {
     "tau": ("tokens per step", "tok/\nstep"),
+    "tau_with_prefill": ("with the prompt's step", ""),
     "tau_predicted": ("predicted", "pre-\ndict."),
     "alpha": ("acceptance", "accep-\ntance"),
     "alpha_decoded": ("accepted", "acc.\ndecoded"),
+    "loop_share": ("in loops", "in\nloops"),
+    "tau_outside_loops": ("tokens per step outside loops", ""),
+    "alpha_outside_loops": ("accepted outside loops", ""),
     "speedup": ("speed-up", "speed-\nup"),
     "speedup_predicted": ("predicted speed-up", "pre-\ndict."),
     "quality": ("quality", "qual-\nity"),
 }
 """On the page, and in the terminal."""
-_DIGITS = {"alpha": 3, "alpha_decoded": 3}
+_DIGITS = {"alpha": 3, "alpha_decoded": 3, "alpha_outside_loops": 3}
+_SAVED = ("rejections saved", "rej.\nsaved")
+"""Share of the undistilled draft's, see `Scope.rejections_saved`."""
 
 
 def write_comparison(
@@ -76,7 +82,7 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
                 "target": scope.target,
                 "decoding_temperature": scope.decoding_temperature,
                 "ranked_by": scope.ranked_by,
-                "settings": [_setting(entry) for entry in scope.entries],
+                "settings": [_setting(scope, entry) for entry in scope.entries],
                 "languages": scope.gains(),
                 "tags": scope.gains("by_tag"),
             }
@@ -90,10 +96,11 @@ def summary(comparison: Comparison, missing: Sequence[Missing]) -> dict[str, Any
     return out
 
 
-def _setting(entry: RankedSetting) -> dict[str, Any]:
+def _setting(scope: Scope, entry: RankedSetting) -> dict[str, Any]:
     content = as_dict(entry)
     del content["metrics"]
-    return content | {measure: entry.metrics.get(measure) for measure in MEASURES}
+    content |= {measure: entry.metrics.get(measure) for measure in MEASURES}
+    return content | {"rejections_saved": scope.rejections_saved(entry)}
 
 
 def csv_table(comparison: Comparison) -> str:
@@ -115,6 +122,7 @@ def csv_table(comparison: Comparison) -> str:
                 pooled = entry.metrics.get(measure)
                 row[measure] = None if pooled is None else pooled.mean
                 row[f"{measure}_ci95_half"] = None if pooled is None else pooled.half
+            row["rejections_saved"] = scope.rejections_saved(entry)
             for name in ("quality_metric", "storage_tokens", "storage_bytes"):
                 row[name] = getattr(entry, name)
             rows.append(row)
@@ -126,20 +134,24 @@ def csv_table(comparison: Comparison) -> str:
 
 def terminal_table(comparison: Comparison) -> Table:
     """Lay out the rankings for a terminal, a section per scope."""
-    shown = _shown([entry for scope in comparison.scopes for entry in scope.entries])
+    entries = [entry for scope in comparison.scopes for entry in scope.entries]
+    shown = [measure for measure in _shown(entries) if _HEADINGS[measure][1]]
+    saved = any(map(_saves, comparison.scopes))
     table = Table(box=box.SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("setting", overflow="fold")
     for measure in shown:
         table.add_column(_HEADINGS[measure][1], justify="right", no_wrap=True)
+    if saved:
+        table.add_column(_SAVED[1], justify="right", no_wrap=True)
     table.add_column("seeds", justify="right", no_wrap=True)
     for scope in comparison.scopes:
         if scope.title:
             table.add_row("", scope.title, style="italic")
         for entry in scope.entries:
             style = "" if entry is scope.base else "bold"
-            table.add_row(*_cells(entry, shown), style=style)
+            table.add_row(*_cells(scope, entry, shown, saved=saved), style=style)
         table.add_section()
     return table
 
@@ -151,10 +163,14 @@ def _ranking(scope: Scope) -> dict[str, Any]:
     metrics = {entry.quality_metric for entry in scope.entries if "quality" in entry.metrics}
     if len(metrics) == 1:
         names["quality"] = metrics.pop() or names["quality"]
+    saved = _saves(scope)
     return {
         "title": scope.title,
-        "columns": [*names.values(), "seeds"],
-        "rows": [(entry is scope.base, *_cells(entry, shown)) for entry in scope.entries],
+        "columns": [*names.values(), *_SAVED[:saved], "seeds"],
+        "rows": [
+            (entry is scope.base, *_cells(scope, entry, shown, saved=saved))
+            for entry in scope.entries
+        ],
     }
 
 
@@ -163,8 +179,14 @@ def _shown(entries: Sequence[RankedSetting]) -> list[str]:
     return [measure for measure in MEASURES if any(measure in e.metrics for e in entries)]
 
 
-def _cells(entry: RankedSetting, shown: Sequence[str]) -> list[str]:
-    """Return the rank, the name, the measures and the number of seeds as text."""
+def _saves(scope: Scope) -> bool:
+    """Check whether any setting is known to save refused drafts, or to cost some."""
+    return any(scope.rejections_saved(entry) is not None for entry in scope.entries)
+
+
+def _cells(scope: Scope, entry: RankedSetting, shown: Sequence[str], *, saved: bool) -> list[str]:
+    """Return the rank, the name, the measures, with `saved` the share of refused drafts that are
+    saved, and the number of seeds as text."""
     cells = ["" if entry.rank is None else str(entry.rank), entry.name]
     for measure in shown:
         pooled, digits = entry.metrics.get(measure), _DIGITS.get(measure, 2)
@@ -172,6 +194,9 @@ def _cells(entry: RankedSetting, shown: Sequence[str]) -> list[str]:
         if pooled is not None and pooled.half is not None:
             cell += f" \N{PLUS-MINUS SIGN}{pooled.half:.{digits}f}"
         cells.append(cell)
+    if saved:
+        share = scope.rejections_saved(entry)
+        cells.append("" if share is None else f"{100 * share:.1f} %")
     return [*cells, str(entry.seeds)]
 
 
@@ -193,6 +218,9 @@ def sentences(comparison: Comparison) -> list[str]:
         if before is not None:
             gain = 100 * (best.mean / before - 1)
             sentence += f", {gain:+.1f} % against the undistilled draft's {before:.2f}"
+            share = scope.rejections_saved(top)
+            if share is not None:
+                sentence += f"; it saves {100 * share:.1f} % of the refused drafts"
         out.append(f"{sentence}.")
         rivals = [e for e in scope.entries if e.rank is not None and e not in (top, base)]
         second = rivals[0].metrics[measure] if rivals else None

@@ -55,6 +55,7 @@ MAX_POLYGONS = 5
 """Settings in the plot of languages."""
 LABELS = {
     "tau": "tokens per step",
+    "tau_with_prefill": "tokens per step, the prompt's included",
     "tau_predicted": "tokens per step (predicted)",
     "alpha": "expected acceptance",
     "alpha_decoded": "acceptance",
