@@ -70,11 +70,14 @@ class Run:
     started: datetime.datetime = field(
         default_factory=lambda: datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     )
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    """Name of this run alone: what it writes in many lines carries it, too."""
 
     def record(self, *, results: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The content of `run.json`, as of now."""
         ended = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         return {
+            "id": self.id,
             "command": command_line(self.verb, self.options),
             "verb": self.verb,
             "options": _portable(jsonable(self.options)),

@@ -233,8 +233,22 @@ def test_bench_leaves_an_earlier_measurement_alone(
     out.mkdir()
     (out / "records.jsonl").write_text("earlier\n")
     found = command(*bench_words(models, suite, out))
-    refused(found, 2, "already holds a measurement")
+    refused(found, 2, f"--out {out}", "records.jsonl")
     assert (out / "records.jsonl").read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "observations.csv", "run.json"])
+def test_bench_leaves_what_it_did_not_write_alone(
+    name: str, models: Path, suite: Path, tmp_path: Path, command: Command
+) -> None:
+    """A live replay has its own records.jsonl, and observations.csv may be written by hand."""
+    text = {"records.jsonl": '{"seg": 0, "rev": 0}\n', "run.json": '{"verb": "distill"}'}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text.get(name, "target,draft\n"))
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    found = command(*bench_words(models, suite, tmp_path / "out"))
+    refused(found, 2, f"--out {tmp_path / 'out'}", "distill" if name == "run.json" else name)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +294,40 @@ def test_bench_asks_later_turns_behind_plain_answers(
     assert len(set(tails)) == 1
     assert tails[0].startswith("the cat\n\n")
     assert tails[0].endswith("\n\nthe dog")
+
+
+def killed_bench(forks: Forks, words: list[str | Path], out: Path) -> bytes:
+    """The records that a bench had written when it was killed."""
+    with forks.command(*words, "--repeats", "100000") as process:
+        give_up = time.monotonic() + 300
+        while not (out / "records.jsonl").exists() and process.poll() is None:
+            assert time.monotonic() < give_up, "no record was written"
+            time.sleep(0.01)
+        assert process.kill() == -signal.SIGKILL, process.errors()
+    return (out / "records.jsonl").read_bytes()
+
+
+def test_a_bench_that_was_killed_is_unfinished_and_replaced(
+    models: Path, suite: Path, tmp_path: Path, command: Command, forks: Forks
+) -> None:
+    out = tmp_path / "out"
+    words = [*bench_words(models, suite, out), "--temperature", "0", "--no-hf-baseline"]
+    first = killed_bench(forks, words, out)
+    assert first
+    (out / "records.jsonl").write_bytes(first + first[: len(first) // 2])  # and in mid-line
+    code, _, err = command(*words, "--target", tmp_path)
+    assert code == 3 and "unfinished" in err
+    assert (out / "records.jsonl").exists(), "nothing has come to take its place"
+    (out / "summary.json").write_text('{"run": "of another"}')
+    code, _, err = command(*words)
+    assert code == 0 and "unfinished" in err and str(out) in err
+    lines = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 3 * 2
+    about = [json.loads((out / name).read_text()) for name in ("run.json", "summary.json")]
+    assert {line["run"] for line in lines} == {about[0]["id"]} == {about[1]["run"]}
+    finished = {path: path.read_bytes() for path in out.rglob("*.*")}
+    refused(command(*words), 2, f"--out {out}", "bench")
+    assert finished == {path: path.read_bytes() for path in out.rglob("*.*")}
 
 
 def test_an_interruption_keeps_whole_records_and_ends_with_130(

@@ -28,7 +28,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
-from draftsmith.provenance import append_jsonl
+from draftsmith.provenance import append_jsonl, write_json_atomic
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
@@ -211,6 +211,41 @@ def test_records_survive_the_file(measured: tuple[RunRecord, ...], tmp_path: Pat
     append_jsonl(path, *measured[5:])
     assert records_module.read(path) == measured
     assert drafter_metrics(records_module.read(path)) == drafter_metrics(measured)
+
+
+@pytest.mark.parametrize("other", [None, "b"])
+def test_records_of_several_runs_are_refused(
+    measured: tuple[RunRecord, ...], tmp_path: Path, other: str | None
+) -> None:
+    path = tmp_path / "records.jsonl"
+    own = [replace(record, run="a") for record in measured[:3]]
+    append_jsonl(path, *own)
+    for name in ("run.json", "summary.json"):
+        write_json_atomic(path.with_name(name), {"id": "a", "run": "a"})
+    assert records_module.read(path) == tuple(own)
+    append_jsonl(path, replace(measured[3], run=other))
+    with pytest.raises(InputError, match=rf"records\.jsonl.*3 .*\ba\b.*1 .*{other or 'unknown'}"):
+        records_module.read(path)
+
+
+@pytest.mark.parametrize(("name", "key"), [("run.json", "id"), ("summary.json", "run")])
+@pytest.mark.parametrize("run", ["a", None])
+def test_records_beside_what_another_run_says_of_itself_are_refused(
+    measured: tuple[RunRecord, ...], tmp_path: Path, name: str, key: str, run: str | None
+) -> None:
+    path = tmp_path / "records.jsonl"
+    append_jsonl(path, replace(measured[0], run=run))
+    write_json_atomic(tmp_path / name, {"verb": "bench"})
+    assert records_module.read(path)[0].run == run  # an earlier version wrote no id
+    write_json_atomic(tmp_path / name, {key: "c"})
+    with pytest.raises(InputError, match=rf"records\.jsonl.*{name} .*\bc\b"):
+        records_module.read(path)
+
+
+def test_all_records_of_a_plan_carry_its_run(target: HFTarget) -> None:
+    bench = Bench(make_plan(target, samplers=(Sampler(),), repeats=1, run="a"))
+    bench.prepare()
+    assert {record.run for lines in bench.records() for record in lines} == {"a"}
 
 
 def test_a_damaged_line_is_named(measured: tuple[RunRecord, ...], tmp_path: Path) -> None:

@@ -442,7 +442,11 @@ def test_texts_and_folders_that_cannot_be_used_are_named(
     assert "bad.jsonl, line 2: has no field `text`" in said
     command("bench", *ends, "--perplexity", str(folder / "text.txt"))
     said = command("bench", *ends, "--perplexity", str(folder / "text.txt"), code=2)
-    assert "already holds a measurement" in said
+    assert f"--out {out}" in said
+    (out / "run.json").unlink()  # as if it had been killed
+    (out / "observations.csv").write_text("half")
+    command("bench", *ends, "--perplexity", str(folder / "text.txt"))
+    assert (out / "run.json").exists() and (out / "observations.csv").read_text() != "half"
 
 
 DRAFTING = [verb for verb, options in cli.verbs().items() if "--draft-length" in flags_of(options)]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -39,6 +39,8 @@ from draftsmith.bench.loops import StepCounts
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
 from draftsmith.data.text import parse_json, read_lines
+from draftsmith.errors import InputError
+from draftsmith.provenance import recorded
 
 BASELINE = "none"
 """Our own autoregressive loop: what a speed-up is measured against."""
@@ -102,6 +104,8 @@ class RunRecord:
 
     prompt: str
     """The prompt's id in its suite."""
+    run: str | None = None
+    """Id of the run that measured it, as in its run.json; None: an earlier version did."""
     turn: int = 0
     tag: str | None = None
     language: str | None = None
@@ -172,12 +176,39 @@ def read(path: Path) -> tuple[RunRecord, ...]:
     """Read the records of a file.
 
     Raises:
-        InputError: no such file, or a line that is no record; it is named.
+        InputError: no such file, or a line that is no record; it is named. Or records of several
+            runs, or beside them what another run wrote about its own.
     """
-    return tuple(
-        from_dict(RunRecord, parse_json(line, where), where=where)
-        for where, line in read_lines(path)
-    )
+    found = tuple(_record(line, where) for where, line in read_lines(path))
+    runs = Counter(record.run for record in found)
+    told = [f"{count} records of run {run or 'unknown'}" for run, count in runs.items()]
+    for name, key in (("run.json", "id"), ("summary.json", "run")):
+        run = recorded(path.with_name(name), key)
+        if isinstance(run, str) and run not in runs:
+            told.append(f"{name} of run {run}")
+    if found and len(told) > 1:
+        raise InputError(
+            f"{path} mixes what several runs measured ({', '.join(told)}): their times must not be "
+            "compared; give each a folder of its own, or measure again"
+        )
+    return found
+
+
+def is_begun(path: Path) -> bool:
+    """Whether a measurement wrote the first line of a file, or a kill left a part of it."""
+    with path.open("rb") as file:
+        first = file.readline()
+    if not first.endswith(b"\n"):
+        return b'{"prompt": '.startswith(first[:11])
+    try:
+        _record(first.decode(errors="replace"), str(path))
+    except InputError:
+        return False
+    return True
+
+
+def _record(line: str, where: str) -> RunRecord:
+    return from_dict(RunRecord, parse_json(line, where), where=where)
 
 
 # --------------------------------------------------------------------------- metrics

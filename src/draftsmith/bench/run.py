@@ -133,6 +133,8 @@ class BenchPlan:
     of its own where these are fewer."""
     seed: int = 0
     with_transformers: bool = True
+    run: str | None = None
+    """Id of the run, which its records carry."""
 
     def __post_init__(self) -> None:
         assert self.arms[0].name == BASELINE, "the first arm is the baseline"
@@ -344,6 +346,7 @@ class Bench:
             tail = tokenizer.decode(list(item.tokens[-TAIL_TOKENS:]), skip_special_tokens=True)
         return RunRecord(
             prompt=item.prompt,
+            run=self.plan.run,
             turn=item.turn,
             tag=item.tag,
             language=item.language,

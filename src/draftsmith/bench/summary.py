@@ -62,6 +62,8 @@ class BenchReport:
     versions: Mapping[str, Any]
     machine: Mapping[str, Any]
     max_new_tokens: int
+    run: str | None = None
+    """Id of the run, as in its records."""
     asked: int | None = None
     """Prompts that were asked for; None: all of the suite."""
     costs: CostTable | None = None
@@ -139,6 +141,7 @@ def summary(report: BenchReport) -> dict[str, Any]:
         "repeats": report.repeats,
         "max_new_tokens": report.max_new_tokens,
         "costs": report.costs,
+        "run": report.run,
         "command": report.command,
         "versions": report.versions,
         "machine": report.machine,

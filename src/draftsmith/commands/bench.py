@@ -2,7 +2,8 @@
 
 OUT/records.jsonl    a line per prompt, drafter, temperature and repeat, as they are measured
 OUT/summary.json     the figures;   OUT/report.html, OUT/figures/   the same to look at
-OUT/run.json         how it was made; once all is measured
+OUT/run.json         how it was made; once all is measured: without it a measurement is unfinished,
+                     and the next one in this folder replaces it
 
 Expected acceptance joins summary and page after that.
 
@@ -33,6 +34,7 @@ from draftsmith.provenance import (
     append_jsonl,
     jsonable,
     portable_text,
+    recorded,
     start_run,
     warn_if_busy,
 )
@@ -64,9 +66,11 @@ def run(options: BenchOptions) -> dict[str, Any]:
     from draftsmith.targets.hf import open_target
 
     record = start_run("bench", options, seed=options.sampling.seed)
+    left = unfinished(options.out)
+    if left:
+        _notes().print(f"--out {options.out} holds an unfinished measurement: it will be replaced")
     if options.perplexity:
-        return observe(options, record)
-    refuse_used_folder(options.out)
+        return observe(options, record, left)
     prompts = load_suite(options.suite, limit=options.limit)
     names = options.drafters()
     if TRANSFORMERS in names:
@@ -101,8 +105,14 @@ def run(options: BenchOptions) -> dict[str, Any]:
         warmup=options.warmup,
         seed=options.sampling.seed,
         with_transformers=options.hf_baseline,
+        run=record.id,
     )
-    bench = Bench(plan)
+
+    def replacing(_: float) -> BenchPlan:
+        remove(left)
+        return plan
+
+    bench = Bench(plan, on_prepared=replacing)
     made = measure(bench, options.out)
     report = make_report(bench, made, options.model.target, record, options.limit)
     results.write_report(report, options.out)
@@ -130,16 +140,34 @@ def _notes() -> Console:
     return Console(stderr=True, highlight=False, markup=False)
 
 
-def refuse_used_folder(out: Path) -> None:
-    """Refuse a second measurement in a folder: times of two processes must not be mixed.
+def unfinished(out: Path) -> list[Path]:
+    """Return what a stopped or killed measurement left in `out`, in an order to remove it in: as
+    long as its first file is there, the rest is known to be its own.
 
     Raises:
-        InputError: it holds records already, or is no folder.
+        InputError: `out` holds a finished run (times of two processes must not be mixed), or
+            figures that no `bench` wrote.
     """
-    if any((out / name).exists() for name in ("records.jsonl", "observations.csv")):
-        raise InputError(
-            f"--out {out} already holds a measurement; choose another folder or delete it."
-        )
+    from draftsmith.bench.records import is_begun
+
+    records, counts = out / "records.jsonl", out / "counts.csv"
+    speed = [out / "summary.json", out / "report.html", records]
+    pairs = [out / "observations.csv", counts]
+    there = [path for path in (out / "run.json", *speed, *pairs) if path.exists()]
+    left = speed if records.exists() and is_begun(records) else []
+    left = [*left, *pairs] if counts.exists() else left
+    others = [path for path in there if path not in left]
+    if others:
+        verb = recorded(out / "run.json", "verb")
+        what = f"the results of `draftsmith {verb}`" if verb else others[0].name
+        raise InputError(f"--out {out} already holds {what}; choose another folder or delete it.")
+    return there
+
+
+def remove(left: Sequence[Path]) -> None:
+    """Remove what was left unfinished: there is something to take its place."""
+    for path in left:
+        path.unlink()
 
 
 def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
@@ -175,7 +203,10 @@ def measure(bench: Bench, out: Path) -> tuple[RunRecord, ...]:
                     notes.print(f"{len(made)} of {total} measured")
     except KeyboardInterrupt:
         if made:
-            notes.print(f"stopped after {len(made)} of {total} measurements; they are in {path}")
+            notes.print(
+                f"stopped after {len(made)} of {total} measurements; they are in {path} until the "
+                "next measurement into this folder"
+            )
         raise
     return tuple(made)
 
@@ -195,6 +226,7 @@ def make_report(
         target=portable_text(target),
         dtype=str(bench.plan.target.dtype).removeprefix("torch."),
         records=made,
+        run=record.id,
         command=facts["command"],
         versions=facts["versions"],
         machine=facts["machine"],
@@ -207,8 +239,8 @@ def make_report(
 # --------------------------------------------------------------------------- bench --perplexity
 
 
-def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
-    """Measure every pair, and write both files to `options.out`."""
+def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[str, Any]:
+    """Measure every pair, and write both files to `options.out` in place of what is `left`."""
     from draftsmith.bench import pairs
     from draftsmith.bench.arms import open_drafters
     from draftsmith.bench.run import make_items
@@ -217,7 +249,6 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     from draftsmith.core.sampling import Sampler
     from draftsmith.targets.hf import open_model
 
-    refuse_used_folder(options.out)
     pairs.refuse_others(options.drafters())
     files = pairs.text_files(options.perplexity)
     prompts = load_suite(options.suite, limit=options.limit)
@@ -236,6 +267,7 @@ def observe(options: BenchOptions, record: Run) -> dict[str, Any]:
     found = pairs.measure_pairs(target, arms, files, items, decoding, lengths, options.batch_size)
     name = portable_text(options.model.target)
     rows = found.rows(name, temperature)
+    remove(left)
     for file, lines in (("counts.csv", found.counts(name)), ("observations.csv", rows)):
         write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
     remarks = [*short_of_prompts(len(prompts), options.limit), *pairs.warnings(found)]

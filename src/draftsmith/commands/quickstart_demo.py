@@ -371,6 +371,7 @@ class Quickstart:
             samplers=tuple(Sampler(temperature=t) for t in self.temperatures),
             max_new_tokens=self.max_new_tokens,
             seed=self.options.seed,
+            run=self.record.id,
         )
 
     def measure(self, plan: BenchPlan, seconds: float, out: Path) -> BenchReport:
