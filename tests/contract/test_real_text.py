@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -100,6 +101,24 @@ def test_a_draft_model_with_another_tokenizer_changes_no_law(rule: str, temperat
         assert texts == expected
     first, _, _ = run(target, drafter, prompts[:1], options)
     assert first == texts[:1]
+
+
+def test_tokens_that_were_added_and_never_learnt_are_neither_read_nor_drafted() -> None:
+    """Their ids lie behind the embedding, of the draft model and of the target."""
+    target, draft = with_tokenizer()
+    pairs = [left + right for left in ascii_letters for right in ascii_letters]
+    taught, foreign = tiny_tokenizer(), another_tokenizer()
+    for tokenizer in (taught, foreign):
+        tokenizer.add_tokens(pairs)
+    reader = HFTarget(target.model, taught, end_ids=frozenset())
+    stranger = HFTarget(draft.model, foreign, end_ids=frozenset())
+    prompt = target.tokenizer("the cat sat")["input_ids"]
+    assert max(foreign("the cat sat")["input_ids"]) >= stranger.vocab_size
+    options = DecodeOptions(max_new_tokens=24, shape=SHAPE)
+    drafter = Independent(Independent.Config(), model=stranger)
+    assert (
+        run(reader, drafter, [prompt], options)[0] == run(reader, NoDrafter(), [prompt], options)[0]
+    )
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import BackendError, DraftsmithError, InputError, UnsupportedModel
-from draftsmith.targets.hf import HFTarget, load_model, load_target
+from draftsmith.targets.hf import (
+    EmbeddingAndHead,
+    HFTarget,
+    load_model,
+    load_target,
+    load_tokenizer,
+)
 from draftsmith.targets.toy import tiny_target
 
 Folder = Path
@@ -249,6 +258,34 @@ def test_a_missing_tokenizer_is_named(copy: Folder, left_over: str | None) -> No
 def test_a_broken_tokenizer_is_named(copy: Folder) -> None:
     (copy / "tokenizer.json").write_text('{"version": ')
     refusal(BackendError, 3, "Cannot load the tokenizer of", lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize("as_draft", [False, True])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    copy: Folder, as_draft: bool
+) -> None:
+    """Its ids lie outside of the embedding, or mean other tokens there."""
+    change = json.loads((copy / "tokenizer.json").read_text())
+    words = change["model"]["vocab"]
+    words |= {f"w{i}": i for i in range(len(words), 65)}
+    (copy / "tokenizer.json").write_text(json.dumps(change))
+    match = r"tokens go up to 64\b.* has 64 of them"
+    if as_draft:
+        draft = make_drafter(f"independent:{copy}")
+        refusal(BackendError, 3, match, lambda: draft.bind(tiny_target()))
+    else:
+        refusal(BackendError, 3, match, lambda: load_target(str(copy)))
+        # what trains a drafter over stored states reads no more than embedding and head
+        tokenizer, config = load_tokenizer(str(copy)), AutoConfig.from_pretrained(copy)
+        ends = partial(EmbeddingAndHead.load, str(copy), config, tokenizer)
+        refusal(BackendError, 3, match, ends)
+    del words["w64"]
+    (copy / "tokenizer.json").write_text(json.dumps(change))
+    tokenizer = load_tokenizer(str(copy))
+    tokenizer.add_tokens(["<image>"])  # as in Gemma 3, whose text model never learnt it
+    tokenizer.save_pretrained(copy)
+    target = load_target(str(copy), device="cpu")
+    assert (target.vocab_size, target.tokenizer.get_vocab()["<image>"]) == (64, 64)
 
 
 def test_an_encoder_decoder_folder_is_refused_before_its_weights(tmp_path: Path) -> None:

@@ -131,11 +131,12 @@ class Independent(Drafter):
 
     def bind(self, target: TargetView) -> None:
         self._target = target
+        subset = VocabularySubset.beside(self.config.source)
         if self._draft is None:
-            self._adopt(self._load(target))
+            # beside a subset stands the target's tokenizer, whose ids are not the draft model's
+            self._adopt(self._load(target, with_tokenizer=subset is None))
         draft = self._draft
         assert draft is not None
-        subset = VocabularySubset.beside(self.config.source)
         if subset is not None:
             self._vocabularies = subset.vocabularies(draft.vocab_size, target.vocab_size)
         elif same_tokens(draft.tokenizer, target.tokenizer):
@@ -144,7 +145,7 @@ class Independent(Drafter):
             self._vocabularies = None  # another tokenizer: through text
         self.takes_trees = self._vocabularies is not None
 
-    def _load(self, target: TargetView) -> Target:
+    def _load(self, target: TargetView, *, with_tokenizer: bool) -> Target:
         from draftsmith.targets.hf import load_target
 
         dtype = self.config.dtype
@@ -155,6 +156,7 @@ class Independent(Drafter):
             dtype=dtype,
             device=str(target.device),
             revision=self.config.revision or None,
+            with_tokenizer=with_tokenizer,
         )
 
     # ------------------------------------------------------------------ drafting

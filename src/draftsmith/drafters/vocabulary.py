@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -173,7 +174,7 @@ def reencoded_tree(
     """A chain of target tokens that spell the draft model's continuation."""
     keep = []
     for known, row, fed in zip(state.known, state.readings, state.fed, strict=True):
-        _read(row, known, target.tokenizer, draft.tokenizer)
+        _read(row, known, target.tokenizer, draft)
         keep.append(min(common_prefix(row.ids, fed), len(row.ids) - 1))
     state.cache.rewind(keep)
     texts = [row.ids for row in state.readings]
@@ -191,11 +192,12 @@ def reencoded_tree(
     drafts = grown.tokens_BN.tolist()
     for b, known in enumerate(state.known):
         text = _spelled(texts[b], drafts[b][: reads_B[b]], draft)
-        chains.append(_as_target_tokens(known, text, target.tokenizer)[: depth_B[b]])
+        chain = _as_target_tokens(known, text, target.tokenizer)[: depth_B[b]]
+        chains.append(list(takewhile(lambda i: i < target.vocab_size, chain)))
     return stack_drafts(chains)
 
 
-def _read(row: _Reading, known: Sequence[int], target_tokenizer: Any, draft_tokenizer: Any) -> None:
+def _read(row: _Reading, known: Sequence[int], target_tokenizer: Any, draft: Target) -> None:
     """Bring text, ids and starts up to date with the known target tokens."""
     text = target_tokenizer.decode(known, skip_special_tokens=True)
     # keep the old cut up to a boundary well before the end, and cut anew behind it
@@ -207,13 +209,14 @@ def _read(row: _Reading, known: Sequence[int], target_tokenizer: Any, draft_toke
             kept -= 1
         kept = max(kept - 1, 0)
     begin = row.starts[kept] if kept else 0
-    cut = draft_tokenizer(text[begin:], add_special_tokens=kept == 0, return_offsets_mapping=True)
+    cut = draft.tokenizer(text[begin:], add_special_tokens=kept == 0, return_offsets_mapping=True)
     starts = [begin + start for start, _ in cut["offset_mapping"]]
-    row.ids = [*row.ids[:kept], *cut["input_ids"]]
+    # a tokenizer may have added tokens that its model never learnt
+    row.ids = [*row.ids[:kept], *(min(i, draft.vocab_size - 1) for i in cut["input_ids"])]
     row.starts = [*row.starts[:kept], *starts]
     row.text = text
     if not row.ids:  # an empty text: the draft model still needs something to read
-        row.ids, row.starts = [draft_tokenizer.eos_token_id or 0], [0]
+        row.ids, row.starts = [draft.tokenizer.eos_token_id or 0], [0]
 
 
 def _spelled(context: Sequence[int], drafted: Sequence[int], draft: Target) -> str:

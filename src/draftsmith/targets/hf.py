@@ -39,6 +39,7 @@ from draftsmith.targets.support import (
     refuse_by_counts,
     refuse_by_files,
     refuse_by_report,
+    refuse_by_tokenizer,
     self_check,
     stored_tensors,
 )
@@ -163,6 +164,7 @@ class HFTarget:
 
     Raises:
         UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
+        BackendError: the tokenizer has tokens that the model does not, or its weights are broken.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class HFTarget:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.vocab_size: int = _head(model, title).weight.shape[0]
+        refuse_by_tokenizer(model, tokenizer, title)
         self.max_length = context_of(self.config, title)
         self.end_ids = end_ids_of(model, tokenizer) if end_ids is None else end_ids
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -302,11 +305,13 @@ class EmbeddingAndHead:
     def __init__(self, model: Any, config: Any, tokenizer: Any) -> None:
         """`model`: its layers are not used. `config`: of the target's text decoder, whole."""
         self._model = model.eval().requires_grad_(False)
+        title = type(model).__name__
+        refuse_by_tokenizer(model, tokenizer, title)
         self._logits = causal_head(model)
         self.config, self.tokenizer = config, tokenizer
         self.end_ids = end_ids_of(model, tokenizer)
         self.vocab_size: int = self.head_weight().shape[0]
-        self.max_length = context_of(config, type(model).__name__)
+        self.max_length = context_of(config, title)
         self.dtype = torch.float32
 
     @classmethod
@@ -354,18 +359,21 @@ def load_target(
     revision: str | None = None,
     trust_remote_code: bool = False,
     check: bool = True,
+    with_tokenizer: bool = True,
 ) -> HFTarget:
-    """Load a model folder or hub id with its tokenizer.
+    """Load a model folder or hub id with its tokenizer (or for token ids only).
 
     Raises:
         InputError: unknown dtype or device.
-        BackendError: the folder is missing or unreadable.
+        BackendError: the folder is missing or unreadable, or holds parts of two models.
         UnsupportedModel: the architecture cannot be decoded exactly.
     """
     model = load_model(
         name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
-    tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
+    tokenizer = None
+    if with_tokenizer:
+        tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     return HFTarget(
         model,
         tokenizer,

@@ -264,6 +264,33 @@ def _recurrent(name: str) -> UnsupportedModel:
     )
 
 
+def refuse_by_tokenizer(model: Any, tokenizer: Any, name: str) -> None:
+    """Refuse a tokenizer whose vocabulary goes beyond the rows of the model's embedding and head.
+
+        ids      0 . . . . . . . . n         vocabulary of the tokenizer
+        rows     0 . . . . . . . . n . .     padding behind it is usual
+        added                      n a b     so are tokens that were added and never learnt (the
+                                             image token of Gemma 3): prompts that hold one are
+                                             refused
+
+    Raises:
+        BackendError: with the largest id and the number of rows.
+    """
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if get_vocab is None:  # none, or one that does not list its tokens
+        return
+    rows = min(
+        len(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    added = tokenizer.get_added_vocab()
+    last = max((i for token, i in get_vocab().items() if token not in added), default=0)
+    if last >= rows:
+        raise BackendError(
+            f"{name} has the tokenizer of another model: its tokens go up to {last}, and the model "
+            f"has {rows} of them. Put the model's own tokenizer beside its weights."
+        )
+
+
 def _rope_types(config: Any) -> set[str]:
     """All rotary scaling kinds a config names (one, or one per layer type)."""
     named = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
