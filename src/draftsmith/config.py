@@ -408,8 +408,8 @@ def parse_count(text: str, name: str) -> float:
     count = float(_amount(text, "kmbt", number=number)[0])
     if not 1 <= count <= _LARGEST:
         raise InputError(
-            f"{name} must be a count from 1 to {_LARGEST:g} such as 1.8e11, 180000000000 or 180B "
-            f"(K, M, B or T), got {short(text)}"
+            f"{name} must be a count of 1 or more such as 1.8e11, 180000000000 or 180B (K, M, B "
+            f"or T), and at most {_LARGEST:g}, got {short(text)}"
         )
     return count
 

@@ -279,13 +279,60 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def parse_json(text: str, where: str, **hooks: Any) -> Any:
+    """Parse JSON that may be anybody's, by `json.loads` with these hooks.
+
+    Raises:
+        InputError: naming `where`: no JSON; brackets deeper than functions that walk over values
+            go; half a character, which JSON can hold as an escape and no file or tokenizer takes.
+    """
+    try:
+        value = json.loads(text, **hooks)
+        deep = text.count("[") + text.count("{") > _DEEPEST and _depth(value) > _DEEPEST
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column" if error.lineno > 1 else "column"
+        raise InputError(f"{where}: not JSON ({error.msg} at {place} {error.colno})") from None
+    except ValueError as error:  # of a hook, or a number of thousands of digits
+        raise InputError(f"{where}: {error}") from None
+    except RecursionError:
+        deep = True
+    if deep:
+        raise InputError(f"{where}: not JSON that can be read: its brackets are too deep")
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            what = "expected whole characters, got a lone surrogate"
+            raise InputError(f"{where}: {what}") from None
+    return value
+
+
+_DEEPEST = 100
+"""Brackets within brackets that JSON may have."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _depth(value: Any) -> int:
+    """Brackets within brackets."""
+    depth, level = 0, [value]
+    while level := [
+        item
+        for one in level
+        if isinstance(one, (dict, list))
+        for item in (one.values() if isinstance(one, dict) else one)
+    ]:
+        depth += 1
+    return depth
+
+
 def read_json(path: Path, what: str = "file") -> Any:
     """Read a JSON file. Raises InputError, which calls it `what`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read the {what} {path}: {reason}") from None
+    return parse_json(text, f"cannot read the {what} {path}")
 
 
 def recorded(path: Path, *keys: str) -> Any:

@@ -47,6 +47,10 @@ OWED: dict[str, set[str]] = {}
 PRINTING: set[str] = set()
 # modules outside of `data` that read JSONL: a resumed run cuts its own metrics.jsonl
 OWN_JSONL = {"distill.callbacks"}
+# modules that parse JSON without `provenance.parse_json`, which knows what JSON can hide: their own
+# lines, which one may cut; frames, which are refused in words of the protocol; a cache, which is
+# measured again
+OWN_JSON = {"provenance", "distill.callbacks", "serve.protocol", "bench.costs"}
 # What every `--help` loads: nothing here may load torch when it is imported.
 LIGHT = [
     "__init__",
@@ -242,6 +246,16 @@ def test_only_data_opens_jsonl() -> None:
     assert not reads_jsonl("for path in paths:\n    values = json.loads(text)")
     found = {name for name, path in MODULES.items() if reads_jsonl(path.read_text("utf-8"))}
     assert {name for name in found if not name.startswith("data.")} == OWN_JSONL
+
+
+def test_json_is_parsed_in_one_place() -> None:
+    parsing = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.loads", "json.load")
+    }
+    assert parsing == OWN_JSON
 
 
 def test_only_commands_print() -> None:

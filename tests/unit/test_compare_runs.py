@@ -263,7 +263,7 @@ def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no run"):
         read_runs([tmp_path])
     (tmp_path / "run.json").write_text('{"results": ', encoding="utf-8")
-    with pytest.raises(InputError, match=r"run\.json: .*line 1"):
+    with pytest.raises(InputError, match=r"run\.json: .*column 13"):
         read_runs([tmp_path])
     (tmp_path / "run.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(InputError, match=r"run\.json holds no JSON object"):

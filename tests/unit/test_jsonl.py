@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draftsmith.bench import records
 from draftsmith.bench.records import RunRecord
+from draftsmith.commands.live import score
+from draftsmith.core.config import parse_tree
 from draftsmith.core.generation import Piece
 from draftsmith.data import text as _text
-from draftsmith.errors import InputError
-from draftsmith.provenance import append_jsonl
+from draftsmith.data.jsonl import read_records
+from draftsmith.data.suites import load_prompts
+from draftsmith.distill.model_sizes import read_config
+from draftsmith.distill.trajectories.shards import read_sealed
+from draftsmith.drafters.config import drafter_manifest
+from draftsmith.drafters.hidden import checkpoint
+from draftsmith.errors import DraftsmithError, InputError
+from draftsmith.live.records import Hypothesis
+from draftsmith.plan.fit import read_law
+from draftsmith.plan.ladder import read_predictions
+from draftsmith.provenance import append_jsonl, parse_json
 
 ODD = "a\u2028b\u0085c\u2029d\x1ce\x0bf\rg\nh"
 
@@ -68,3 +82,58 @@ def test_training_text_with_odd_line_ends_is_one_document(tmp_path: Path, text: 
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n{oops")
     with pytest.raises(InputError, match=r"text\.jsonl, line 4"):
         list(_text.documents(_text.find_files([str(path)])))
+
+
+# --------------------------------------------------------------------------- what JSON can hide
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "text.jsonl": lambda path: list(_text.documents(_text.find_files([str(path)]))),
+    "examples.jsonl": lambda path: list(_text.examples(_text.find_files([str(path)]))),
+    "prompts.jsonl": load_prompts,
+    "prompts.json": load_prompts,
+    "records.jsonl": records.read,
+    "stream.jsonl": lambda path: list(read_records(path, Hypothesis)),
+    "tree.json": lambda path: parse_tree(str(path)),
+    "law.json": read_law,
+    "ladder.json": read_predictions,
+    "drafter.json": lambda path: drafter_manifest(path.parent),
+    "config.json": lambda path: read_config(path.parent),
+    "network/config.json": lambda path: checkpoint.read_config(path.parent),
+    "manifest.json": lambda path: read_sealed(path, "collect again"),
+    "de/table.json": lambda path: score.join(path.parents[1]),
+}
+HIDDEN = {
+    "brackets without end": "[" * 100_000,
+    "brackets that close": "[" * 100_000 + "]" * 100_000,
+    "as deep as the parser goes": "[" * 900 + "]" * 900,
+    "objects": '{"text":' * 500 + "1" + "}" * 500,
+    "half a character": json.dumps(
+        {"text": "a \ud83d b", "prompt": "\ud83d", "completion": "\udc00"}
+    ),
+    "thousands of digits": '{"text": "x", "id": ' + "9" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_json_can_hide_is_refused_by_the_name_of_the_file(
+    name: str, hidden: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(HIDDEN[hidden])
+    with pytest.raises(DraftsmithError) as caught:
+        READERS[name](path)
+    message = str(caught.value)
+    assert path.name in message
+    assert len(message) < 400 and "\n" not in message
+
+
+def test_json_that_hides_nothing_is_read() -> None:
+    deep = "[" * 100 + "]" * 100
+    assert json.dumps(parse_json(deep, "x")) == deep
+    assert parse_json('{"a": "' + "[" * 1000 + '"}', "x") == {"a": "[" * 1000}
+    assert parse_json('"\\ud83d\\ude00"', "x") == "\U0001f600"
+    assert parse_json('"\\\\ud83d"', "x") == "\\ud83d"
+    with pytest.raises(InputError, match=r"x: not JSON .*line 3, column 1"):
+        parse_json('{"a":\n1,\n', "x")

@@ -38,9 +38,9 @@ from numpy.typing import ArrayLike
 from draftsmith.bench.loops import StepCounts
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
-from draftsmith.data.text import parse_json, read_lines
+from draftsmith.data.text import read_lines
 from draftsmith.errors import InputError
-from draftsmith.provenance import recorded
+from draftsmith.provenance import parse_json, recorded
 
 BASELINE = "none"
 """Our own autoregressive loop: what a speed-up is measured against."""

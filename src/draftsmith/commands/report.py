@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.config import Leading, require
+from draftsmith.provenance import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,5 @@ def run(options: ReportOptions) -> dict[str, Any]:
     for sentence in sentences(comparison):
         console.print(sentence, soft_wrap=True, markup=False)
     console.print(f"report: {options.out / 'comparison.html'}", soft_wrap=True, markup=False)
-    content = (options.out / "comparison.json").read_text(encoding="utf-8")
-    payload: dict[str, Any] = json.loads(content)
+    payload: dict[str, Any] = read_json(options.out / "comparison.json", "comparison")
     return payload

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from draftsmith.config import from_dict
-from draftsmith.data.prompts import check_whole
-from draftsmith.data.text import parse_json, read_lines
+from draftsmith.data.text import read_lines
 from draftsmith.errors import InputError
-from draftsmith.provenance import write_text_atomic
+from draftsmith.provenance import parse_json, write_text_atomic
 
 T = TypeVar("T")
 IN_MEMORY = {"in_memory": True}
@@ -79,5 +78,4 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
     values = parse_json(line, where, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     if not isinstance(values, dict):
         raise InputError(f"{where}: expected a JSON object, got {line.strip()[:80]}")
-    check_whole(json.dumps(values, ensure_ascii=False), where)
     return values

@@ -18,10 +18,9 @@ prompt, its later user turns follow in `turns`, and its answers are what each is
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -178,7 +177,7 @@ def read_record(record: object, number: str, where: str, keep_empty: bool) -> Pr
     reference = tuple(text for item in items for text in item)
     if turns and len(items) == len(turns) + 1 and all(items):  # MT-bench: one for each turn
         answers, reference = tuple(item[0] for item in items), items[0]
-    made = Prompt(
+    return Prompt(
         id=_label(record, _ID_FIELDS, where) or number,
         text=text,
         messages=messages,
@@ -188,8 +187,6 @@ def read_record(record: object, number: str, where: str, keep_empty: bool) -> Pr
         language=_label(record, ("language",), where),
         tag=_label(record, _TAG_FIELDS, where),
     )
-    check_whole(json.dumps(asdict(made), ensure_ascii=False), where)
-    return made
 
 
 def _chat(value: object, field: str) -> list[Message]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -34,12 +33,12 @@ from draftsmith.data.text import (
     find_files,
     hold_out,
     is_utf8,
-    parse_json,
     read_lines,
     read_text,
 )
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import SUITES, load_plugin, plugin_names, wrong_plugin
+from draftsmith.provenance import parse_json
 
 
 def load_suite(name: str | Path, *, limit: int | None = None) -> tuple[Prompt, ...]:
@@ -111,8 +110,8 @@ def _read(path: Path, keep_empty: bool) -> Iterator[Prompt]:
     if kind == ".json":
         known = list(lines)
         try:
-            whole = json.loads("\n".join(line for _, line in known))
-        except (ValueError, RecursionError):
+            whole = parse_json("\n".join(line for _, line in known), str(path))
+        except InputError:
             lines = iter(known)  # several objects: JSONL under another name
         else:
             for number, record in enumerate(whole if isinstance(whole, list) else [whole], start=1):

@@ -7,7 +7,6 @@ import fnmatch
 import glob
 import gzip
 import hashlib
-import json
 import lzma
 import os
 import sysconfig
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 
 from draftsmith.config import Configuration, require
 from draftsmith.errors import InputError
+from draftsmith.provenance import parse_json
 
 STANDARD_LIBRARY = "python:stdlib"
 """Stands for the folder of the running Python's own sources, wherever that is."""
@@ -166,18 +166,6 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             if "\0" in line:
                 raise InputError(f"{where}: this is not a text file")
             yield where, line.rstrip("\r\n")
-
-
-def parse_json(text: str, where: str, **hooks: Any) -> Any:
-    """The JSON value of a line, by `json.loads` with these hooks. InputErrors name `where`."""
-    try:
-        return json.loads(text, **hooks)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise InputError(f"{where}: not JSON that can be read: its brackets are too deep") from None
-    except ValueError as error:  # of a hook, or a number of thousands of digits
-        raise InputError(f"{where}: {error}") from None
 
 
 def is_utf8(file: TextFile) -> bool:

@@ -35,6 +35,7 @@ from draftsmith.provenance import (
     free_bytes,
     fresh_beside,
     is_write_failure,
+    read_json,
     system_error,
 )
 
@@ -148,13 +149,13 @@ def load(path: Path) -> Checkpoint:
 def read_state(path: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint, `step` included, once all its files are verified."""
     verify(path)
-    state: dict[str, Any] = _read(path / "state.json", _json)
+    state: dict[str, Any] = _read(path / "state.json", read_json)
     return state
 
 
 def verify(path: Path) -> None:
     """Every file that the manifest lists exists and has its sha256; else BackendError."""
-    manifest = _read(path / MANIFEST, _json)
+    manifest = _read(path / MANIFEST, read_json)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BackendError(f"{path / MANIFEST} is not a checkpoint manifest of format {FORMAT}")
     for name, digest in manifest["sha256"].items():
@@ -171,10 +172,6 @@ def sha256(path: Path) -> str:
     """Hex digest of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _read(path: Path, reader: Callable[[Path], Any]) -> Any:

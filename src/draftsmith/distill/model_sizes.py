@@ -7,7 +7,6 @@ configuration has the names of Llama's; families differ from it in what `Family`
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from draftsmith.distill.config import Size
 from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import read_json
 
 Config = Mapping[str, Any]
 
@@ -99,10 +99,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BackendError(f"cannot read the configuration {path}: {reason}") from None
+        values = read_json(path, "configuration")
+    except InputError as error:
+        raise BackendError(str(error)) from None
     if not isinstance(values, dict):
         raise BackendError(f"{path} holds no configuration of a model")
     return values

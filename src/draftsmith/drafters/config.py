@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from draftsmith.core.config import (
 )
 from draftsmith.errors import InputError
 from draftsmith.plugins import DRAFTERS, plugin_names
+from draftsmith.provenance import read_json
 
 
 def kinds() -> list[str]:
@@ -55,14 +55,14 @@ def drafter_manifest(folder: Path) -> dict[str, Any]:
         InputError: it cannot be read.
     """
     path = folder / "drafter.json"
+    known = read_json(path, "drafter")
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
         return {
             "kind": str(known["kind"]),
             "options": dict(known["options"]),
             "target": dict(known.get("target", {})),
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 

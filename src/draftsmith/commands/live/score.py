@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from draftsmith.config import Leading, as_dict, from_dict, require
 from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
 from draftsmith.live.records import Hypothesis, UpdateRecord
+from draftsmith.provenance import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +117,10 @@ def _read(path: Path) -> dict[str, Any]:
     from draftsmith.live.replay import ReplayRow
 
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path, "table")
         facts = {name: str(values[name]) for name in ("language", "target", "signature")}
         return {**facts, "rows": pair_of([from_dict(ReplayRow, row) for row in values["rows"]])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is no table of `live replay`: {error!r}; make it again") from None
 
 

@@ -16,7 +16,6 @@ were written without checksums of pieces are checked as a whole at their first r
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -37,6 +36,7 @@ from draftsmith.distill.checkpoint import sha256
 from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.types import Forcing, TopK
 from draftsmith.errors import BackendError
+from draftsmith.provenance import parse_json
 
 if TYPE_CHECKING:
     from draftsmith.distill.trajectories.store import Shard
@@ -251,7 +251,8 @@ class FeatureFile:
         try:
             with self.file.path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                found = json.loads(file.read(min(size, self.file.path.stat().st_size)))
+                header = file.read(min(size, self.file.path.stat().st_size)).decode()
+            found = parse_json(header, "its header")
             return {
                 int(name): (list(tensor["shape"]), list(tensor["data_offsets"]))
                 for name, tensor in found.items()

@@ -28,7 +28,6 @@ The probabilities that come back never sum to more than 1.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +44,7 @@ from torch import Tensor
 
 from draftsmith.distill.trajectories.types import TopK, Trajectory
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import digest, jsonable, write_json_atomic
+from draftsmith.provenance import digest, jsonable, read_json, write_json_atomic
 
 FORMAT = 1
 
@@ -59,9 +58,9 @@ def write_sealed(path: Path, value: object) -> None:
 def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
     """What `write_sealed` was given. Raises BackendError: damaged, or of another format."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BackendError(f"cannot read {path}: {error}; {remedy}") from None
+        content = read_json(path)
+    except InputError as error:
+        raise BackendError(f"{error}; {remedy}") from None
     content = content if isinstance(content, dict) else {}
     number, checksum = content.pop("format", None), content.pop("sha256", None)
     if number != FORMAT:

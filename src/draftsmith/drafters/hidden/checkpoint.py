@@ -33,7 +33,7 @@ from draftsmith.core.types import Signals
 from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.config import drafter_manifest
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path, write_json_atomic
+from draftsmith.provenance import atomic_path, read_json, write_json_atomic
 from draftsmith.targets.hf import loading
 
 WEIGHTS, MEDUSA = "model.safetensors", "medusa_lm_head.safetensors"
@@ -286,7 +286,10 @@ def read_config(folder: Path) -> LlamaConfig:
         BackendError: there is no config.json that can be read, or it asks for other arithmetic.
     """
     with loading(f"the drafter's config.json in {folder}"):
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        try:
+            values = read_json(folder / "config.json", "configuration")
+        except InputError as error:
+            raise BackendError(str(error)) from None
         if "qkv_bias" in values:  # released code reads this key alone
             values["attention_bias"] = values["qkv_bias"]
         if "rope_theta" in (values.get("rope_parameters") or {}):  # transformers prefers the others
