@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 from alignment_plots import BASE, Bar, save_pictures
-from evaluation import Evaluation, write_prompts
+from evaluation import Evaluation, loop_shares, write_prompts
 from study import Evaluated, Models, Run, collect, examine, training
 from writing import difference, places, plain, table, write_study
 
@@ -76,6 +76,7 @@ class Amounts:
 
     prompts: int
     exam_prompts: int
+    """Per task, as far as the held-out files go: those of library code have 27."""
     tokens: int
     steps: int
 
@@ -348,6 +349,8 @@ def main() -> None:
         "steps": lab.amounts.steps,
         "prompts": lab.amounts.prompts,
         "exam_prompts": lab.amounts.exam_prompts,
+        "exam_prompts_used": {task: len(exam.read()) for task, exam in lab.tasks.items()},
+        "loop_share": {task: loop_shares(exam) for task, exam in lab.tasks.items()},
         "bars": [bar.as_json() for bar in made],
         "differences": differences(done, lab.amounts.steps),
         "tasks": {task: table(some) for task, some in done.items()},

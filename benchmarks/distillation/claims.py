@@ -31,7 +31,7 @@ from beam_parts import (
 from evaluation import Scores
 from lab import Lab
 from study import Run
-from writing import Difference, difference
+from writing import Difference, difference, saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def ours(lab: Lab) -> list[Claim]:
 
 def judged(some: Iterable[Claim], marks: Mapping[str, Scores]) -> list[dict[str, Any]]:
     """Those of which every run is known, by its name: {says, ratio, low, high, of (so many
-    settings), higher (in so many of them)}."""
+    settings), higher (in so many of them), prompts, rejections_saved}."""
     return [_judged(one, marks) for one in some if all(run.name in marks for run in one.runs)]
 
 
@@ -177,6 +177,8 @@ def _judged(claim: Claim, marks: Mapping[str, Scores]) -> dict[str, Any]:
         "high": round(found.high, 4),
         "of": len(first),
         "higher": sum(one.mean_tau > other.mean_tau for one, other in pairs),
+        "prompts": found.prompts,
+        "rejections_saved": saved(first, second),
     }
 
 
@@ -209,14 +211,16 @@ def as_table(found: Iterable[Mapping[str, Any]]) -> str:
         "",
         "Tokens per step, means of chains of 5 and 8 at temperatures 0 and 1. Ratio: of the means "
         "over all settings (divergences, unless one or labels are named), with the change and "
-        "without; 95 % intervals over prompts; one seed.",
+        "without; 95 % intervals over prompts; one seed. Rejections saved: "
+        "(alpha - alpha without) / (1 - alpha without), of mean expected acceptances at "
+        "temperature 1.",
         "",
-        "| claim | ratio | settings in which it is higher |",
-        "| --- | --- | --- |",
+        "| claim | ratio | settings in which it is higher | rejections saved |",
+        "| --- | --- | --- | ---: |",
     ]
     lines += [
         f"| {one['says']} | {one['ratio']:.3f} ({one['low']:.3f} to {one['high']:.3f}) "
-        f"| {one['higher']} of {one['of']} |"
+        f"| {one['higher']} of {one['of']} | {100 * one['rejections_saved']['1']:.1f} % |"
         for one in found
     ]
     return "\n".join(lines) + "\n"

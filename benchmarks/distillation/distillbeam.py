@@ -41,7 +41,7 @@ import ende
 from beam_parts import LONGEST, MORE, PARTS, length, longer, planned
 from beam_speed import is_measured, measure, measured
 from claims import as_table, claims, judged, of_tails
-from evaluation import Decoded, Scores
+from evaluation import Decoded, Scores, loop_shares
 from lab import Amounts, Lab, keep, with_seed
 from study import Evaluated, Models, Run
 from writing import Pick, as_row, difference, figures, places, plain, ranked, write_study
@@ -195,6 +195,7 @@ def write(lab: Lab, out: Path) -> None:
         {
             **asdict(lab.amounts),
             "exam": lab.exam.key,
+            "loop_share": loop_shares(lab.exam),
             "of": lab.kept.of,
             "cost_ratio": ratio,
             "runs": ranked(rows),

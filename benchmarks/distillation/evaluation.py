@@ -2,7 +2,7 @@
 
     tokens per step    chains and a tree, at each temperature, counted while really decoding, behind
                        the prompt's own step: lookups and draft models draft in it, drafters over
-                       hidden states cannot
+                       hidden states cannot; also outside of repetition loops, with their share
     acceptance         of draft models: sum of min(p, q) on the target's own texts, without draws
     quality            of draft models: chrF and BLEU of their own greedy texts
 
@@ -15,13 +15,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from draftsmith.bench.loops import StepCounts, count_outside, in_loops
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import TreeShape
+from draftsmith.core.types import DecodeStep, TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill.acceptance import measure_acceptance
@@ -50,7 +50,7 @@ class Evaluation:
     prompts: Path
     """JSONL; `reference` makes the quality of a draft model's own texts measurable."""
     limit: int
-    """How many prompts."""
+    """How many prompts; fewer where the file has no more (see `short`)."""
     max_new_tokens: int
     skip: int = 0
     """So many prompts come before them (and are for another exam)."""
@@ -69,6 +69,13 @@ class Evaluation:
 
     def read(self) -> tuple[Prompt, ...]:
         return load_prompts(self.prompts, limit=self.skip + self.limit)[self.skip :]
+
+    def short(self) -> str | None:
+        """What to say when the file has fewer prompts than are asked for; None: it has enough."""
+        found = len(self.read())
+        if found == self.limit:
+            return None
+        return f"{self.prompts.name}: {found} prompts, {self.limit} were asked for"
 
     @property
     def shapes(self) -> tuple[TreeShape, ...]:
@@ -89,10 +96,42 @@ class Decoded:
     """Without those of the prompt's own step."""
     steps: tuple[int, ...]
     """Forwards of the target, without the prompt's own."""
+    accepted: tuple[int, ...] = ()
+    """In these steps. Empty, as are all below, in marks from before this was counted."""
+    offered: tuple[int, ...] = ()
+    loop_tokens: tuple[int, ...] = ()
+    """How many of `tokens` lie in repetition loops."""
+    outside: tuple[StepCounts, ...] = ()
+    """The steps that begin outside of loops."""
 
     @property
     def tau(self) -> float:
         return sum(self.tokens) / sum(self.steps)
+
+    @property
+    def accepted_share(self) -> float:
+        return sum(self.accepted) / sum(self.offered)
+
+    @property
+    def around_loops(self) -> dict[str, float]:
+        """Acceptance, share of loops, and tau and acceptance outside of these: what is known."""
+        whole = len(self.loop_tokens) == len(self.tokens)  # seeds may be of older and newer marks
+        outside = self.outside if whole else ()
+        ratios = {
+            "accepted": (sum(self.accepted), sum(self.offered)),
+            "loop_share": (sum(self.loop_tokens), sum(self.tokens) if whole else 0),
+            "tau_outside_loops": (sum(o.tokens for o in outside), sum(o.steps for o in outside)),
+            "accepted_outside_loops": (
+                sum(o.accepted for o in outside),
+                sum(o.offered for o in outside),
+            ),
+        }
+        return {name: round(above / below, 4) for name, (above, below) in ratios.items() if below}
+
+    def of(self, prompts: slice) -> Decoded:
+        """The same over these prompts only."""
+        lists = ("tokens", "steps", "accepted", "offered", "loop_tokens", "outside")
+        return replace(self, **{name: getattr(self, name)[prompts] for name in lists})
 
     @property
     def name(self) -> str:
@@ -110,8 +149,11 @@ class Decoded:
                 keep=shape["keep"],
             ),
             temperature=found["temperature"],
-            tokens=tuple(found["tokens"]),
-            steps=tuple(found["steps"]),
+            **{
+                name: tuple(found.get(name, ()))
+                for name in ("tokens", "steps", "accepted", "offered", "loop_tokens")
+            },
+            outside=tuple(StepCounts(**one) for one in found.get("outside", ())),
         )
 
 
@@ -158,10 +200,7 @@ class Scores:
 
     def of(self, prompts: slice) -> Scores:
         """Tokens per step over these prompts only; what is no count per prompt is left out."""
-        decoded = tuple(
-            replace(one, tokens=one.tokens[prompts], steps=one.steps[prompts])
-            for one in self.decoded
-        )
+        decoded = tuple(one.of(prompts) for one in self.decoded)
         return replace(self, decoded=decoded, alpha={}, chrf=None, bleu=None)
 
     @classmethod
@@ -231,22 +270,58 @@ def count(
     shape: TreeShape,
     temperature: float,
 ) -> Decoded:
-    """Decode all prompts and count tokens and steps."""
+    """Decode all prompts and count tokens and steps, in and outside of repetition loops."""
     options = DecodeOptions(
         sampler=exam.sampler(temperature),
         max_new_tokens=exam.max_new_tokens,
         shape=shape,
         seed=exam.seed,
     )
-    tokens, steps = [0] * len(prompts), [0] * len(prompts)
+    rows_of: dict[int, tuple[int, int, int, int, int, StepCounts]] = {}
     for rows in batches(prompts, exam.batch_size):
         chosen = [prompts[row] for row in rows]
-        run = decode(target, drafter, chosen, options, request_ids=rows)
-        for step in islice(run, 1, None):
-            for row, new, active in zip(rows, step.emitted, step.active, strict=True):
-                tokens[row] += len(new)
-                steps[row] += active
-    return Decoded(shape=shape, temperature=temperature, tokens=tuple(tokens), steps=tuple(steps))
+        steps = list(decode(target, drafter, chosen, options, request_ids=rows))
+        rows_of |= {row: _counted(steps, b) for b, row in enumerate(rows)}
+    columns = zip(*(rows_of[row] for row in range(len(prompts))), strict=True)
+    tokens, taken, accepted, offered, looped, outside = columns
+    return Decoded(
+        shape=shape,
+        temperature=temperature,
+        tokens=tokens,
+        steps=taken,
+        accepted=accepted,
+        offered=offered,
+        loop_tokens=looped,
+        outside=outside,
+    )
+
+
+def _counted(steps: Sequence[DecodeStep], b: int) -> tuple[int, int, int, int, int, StepCounts]:
+    """Tokens, steps, accepted, offered and tokens in loops of row b behind the prompt's own step,
+    and its steps outside of loops."""
+    looped = in_loops([token for step in steps for token in step.emitted[b]])
+    later = [step for step in steps[1:] if step.active[b]]
+    return (
+        sum(len(step.emitted[b]) for step in later),
+        len(later),
+        sum(step.accepted[b] for step in later),
+        sum(step.offered_depth[b] for step in later),
+        int(looped[len(steps[0].emitted[b]) :].sum()),
+        count_outside(steps, b, looped),
+    )
+
+
+@cache
+def loop_shares(exam: Evaluation) -> dict[str, float]:
+    """By temperature: the share of the target's own tokens that lie in repetition loops. At
+    temperature 0 these are the texts of all drafters."""
+    target = _target(exam.target)
+    prompts = [prompt.token_ids(target.tokenizer) for prompt in exam.read()]
+    found = {}
+    for temperature in exam.temperatures:
+        plain = count(exam, target, NoDrafter(), prompts, TreeShape(), temperature)
+        found[f"{temperature:g}"] = plain.around_loops["loop_share"]
+    return found
 
 
 def greedy_texts(exam: Evaluation, model: HFTarget, prompts: Sequence[Sequence[int]]) -> list[str]:

@@ -131,6 +131,9 @@ def examine(
 ) -> list[Evaluated]:
     """Train and examine what is not done yet; all runs with their marks, in order. `done` hears of
     each as soon as it is."""
+    short = exam.short()
+    if short is not None:
+        print(short, file=sys.stderr)
     ready = {run.name: is_trained(run) and _marks(run, exam, work).is_file() for run in runs}
 
     def read(run: Run) -> Evaluated:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from study import Evaluated, Run
 
 from draftsmith.bench.compare.model import UNDISTILLED, RunMetrics
 from draftsmith.bench.compare.page import write_comparison
-from draftsmith.core.speedup import predicted_speedup, tokens_per_step
+from draftsmith.core.speedup import predicted_speedup, rejections_saved, tokens_per_step
 from draftsmith.core.types import TreeShape
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 
@@ -48,6 +49,9 @@ class Difference:
     """95 % interval of the ratio: seeds and prompts drawn anew. Of one seed it holds no noise of
     training, and is too narrow by that."""
     seeds: tuple[int, int]
+    prompts: int
+    rejections_saved: dict[str, float]
+    """See `saved`."""
 
     @property
     def clear(self) -> bool:
@@ -77,7 +81,32 @@ def difference(
         low=float(low),
         high=float(high),
         seeds=(len(first), len(second)),
+        prompts=one.shape[-1],
+        rejections_saved=saved(first, second, of=of),
     )
+
+
+def saved(
+    first: Sequence[Scores], second: Sequence[Scores], *, of: Pick = attrgetter("chains")
+) -> dict[str, float]:
+    """The share of the second setting's refused drafts that the first one saves: by temperature
+    where expected acceptance is known, else by way of decoding, where that counted it."""
+    after, before = _acceptance(first, of), _acceptance(second, of)
+    return {
+        name: round(float(rejections_saved(after[name], alpha)), 4)
+        for name, alpha in before.items()
+        if name in after and alpha < 1
+    }
+
+
+def _acceptance(marks: Sequence[Scores], of: Pick) -> dict[str, float]:
+    """Means over seeds, of what all of them have."""
+    each = [
+        one.alpha or {way.name: way.accepted_share for way in of(one) if sum(way.offered)}
+        for one in marks
+    ]
+    known = [name for name in each[0] if all(name in one for one in each)]
+    return {name: fmean(one[name] for one in each) for name in known}
 
 
 def interval(
@@ -123,12 +152,14 @@ def _mean(counts_S2WP: NDArray[np.int64]) -> float:
 def as_row(examined: Evaluated) -> dict[str, Any]:
     """A run as JSON, without its prompts."""
     run, marks = examined.run, examined.marks
+    decoded = {one.name: known for one in marks.decoded if (known := one.around_loops)}
     return {
         "name": run.name,
         **_setting(run),
         "mean_tau": round(marks.mean_tau, 4),
         "tau": {one.name: round(one.tau, 4) for one in marks.decoded},
         "alpha": {temperature: round(value, 4) for temperature, value in marks.alpha.items()},
+        **({"decoded": decoded} if decoded else {}),
         "chrf": None if marks.chrf is None else round(marks.chrf, 2),
         "bleu": None if marks.bleu is None else round(marks.bleu, 2),
     }

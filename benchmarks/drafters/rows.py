@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def worth(label: str, seeds: Sequence[Evaluated]) -> dict[str, Any]:
     return {
         "label": label,
         "seeds": len(seeds),
+        "prompts": len(marks[0].decoded[0].tokens),
         "shape": shape_name(own),
         "tau": {
             name: {
@@ -52,8 +54,26 @@ def worth(label: str, seeds: Sequence[Evaluated]) -> dict[str, Any]:
             }
             for name, shape in (("chain", CHAIN), ("drawn", DRAWN), ("own", own))
         },
+        "decoded": {
+            name: {
+                f"{temperature:g}": found
+                for temperature in TEMPERATURES
+                if (found := _around_loops(marks, shape, temperature))
+            }
+            for name, shape in (("chain", CHAIN), ("drawn", DRAWN), ("own", own))
+        },
         "by_seed": [round(statistics.fmean(way.tau for way in one.decoded), 4) for one in marks],
     }
+
+
+def _around_loops(
+    marks: Sequence[Scores], shape: TreeShape, temperature: float
+) -> dict[str, float]:
+    """Acceptance, share of loops, and what lies outside of these; of all seeds together."""
+    ways = [one.find(shape, temperature) for one in marks]
+    names = ("tokens", "steps", "accepted", "offered", "loop_tokens", "outside")
+    whole = {name: tuple(x for way in ways for x in getattr(way, name)) for name in names}
+    return replace(ways[0], **whole).around_loops
 
 
 def _tau(marks: Sequence[Scores], shape: TreeShape, temperature: float) -> list[float]:

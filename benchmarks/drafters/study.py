@@ -36,6 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 
+from evaluation import loop_shares
 from study import Models
 from writing import places
 
@@ -105,6 +106,7 @@ def main() -> None:
     path = out / f"{name}.json"
     quieten()
     record = begin(lab, path)
+    record["loop_share"] = loop_shares(lab.final)
     if given.chosen and record.get("combination", {}).get("grid"):
         parser.error(f"{path} has a grid that chose its own best: leave --chosen out")
     for part, run in PARTS.items():

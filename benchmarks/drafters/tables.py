@@ -28,6 +28,13 @@ def write(record: Mapping[str, Any]) -> str:
         "text.",
         "",
     ]
+    if "loop_share" in record:
+        shares = [f"{100 * share:.0f} % at T = {at}" for at, share in record["loop_share"].items()]
+        out += [
+            "Share of the target's own tokens in repetition loops (period at most 32, three times or "
+            f"more), which flatter every drafter: {', '.join(shares)}.",
+            "",
+        ]
     if "methods" in record:
         rows = methods(record)
         out += [*_main(record), *_shared(record), *_depths(rows), *_costs(rows)]

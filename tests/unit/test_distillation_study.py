@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.bench.compare.model import Scope, compare
 from draftsmith.bench.compare.plots import controlled
+from draftsmith.bench.loops import count_outside, in_loops
 from draftsmith.config import as_dict
+from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.types import TreeShape
+from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
 from draftsmith.provenance import jsonable
+from draftsmith.targets.hf import HFTarget
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "distillation"
 SOFT = {"kl", "rkl", "jsd", "hellinger", "tvd", "tvdpp", "lk"}
@@ -328,3 +333,70 @@ def test_finalists_of_each_kind_come_from_what_is_known(tmp_path: Path) -> None:
         "several": 3,
     }
     assert distillbeam.answers(lab)["differences"] == []
+
+
+def an_exam(folder: Path, prompts: int, limit: int) -> Any:
+    from evaluation import Evaluation
+
+    asked = folder / "exam.jsonl"
+    asked.write_text("".join(f'{{"id": "{n}", "prompt": "one"}}\n' for n in range(prompts)))
+    return Evaluation(target="", prompts=asked, limit=limit, max_new_tokens=14, batch_size=2)
+
+
+def test_an_exam_with_fewer_prompts_than_asked_for_is_said(tmp_path: Path, capsys: Any) -> None:
+    from study import examine
+
+    examine([], an_exam(tmp_path, 27, 48), tmp_path, 1)
+    said = capsys.readouterr().err
+    assert "exam.jsonl" in said and "27" in said and "48" in said
+    examine([], an_exam(tmp_path, 48, 48), tmp_path, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_exam_counts_what_lies_in_loops_and_what_is_drafted_outside(tmp_path: Path) -> None:
+    from evaluation import Decoded, count
+
+    target = HFTarget(tiny_model().double(), tiny_tokenizer(), end_ids=frozenset({0}))
+    drafter = PromptLookup()
+    drafter.bind(target)
+    exam, shape = an_exam(tmp_path, 3, 3), TreeShape.chain(3)
+    prompts = [(7 + i, 8, 9, 7 + i, 8) for i in range(3)]
+    found = count(exam, target, drafter, prompts, shape, 0.0)
+    options = DecodeOptions(max_new_tokens=exam.max_new_tokens, shape=shape)
+    for row, prompt in enumerate(prompts):
+        steps = list(decode(target, drafter, [prompt], options))
+        looped = in_loops([token for step in steps for token in step.emitted[0]])
+        later = steps[1:]
+        assert found.tokens[row] == sum(len(step.emitted[0]) for step in later)
+        assert found.steps[row] == len(later)
+        assert found.accepted[row] == sum(step.accepted[0] for step in later)
+        assert found.offered[row] == sum(step.offered_depth[0] for step in later)
+        assert found.loop_tokens[row] == looped[len(steps[0].emitted[0]) :].sum()
+        assert found.outside[row] == count_outside(steps, 0, looped)
+    assert sum(found.loop_tokens) > 0
+    assert found.around_loops["loop_share"] == round(sum(found.loop_tokens) / sum(found.tokens), 4)
+    line = json.loads(json.dumps(jsonable(as_dict(found))))
+    assert Decoded.from_json(line) == found
+    old = {name: line[name] for name in ("shape", "temperature", "tokens", "steps")}
+    assert Decoded.from_json(old).around_loops == {}, "not known is not zero"
+    assert found.of(slice(1)).outside == found.outside[:1]
+
+
+def test_a_difference_says_how_many_prompts_it_is_of_and_which_rejections_are_saved() -> None:
+    from writing import difference
+
+    base, better = some_marks(10, 20, 30), some_marks(20, 20, 30)
+    alphas = [replace(better, alpha={"0": alpha, "1": 0.9}) for alpha in (0.5, 0.6)]
+    found = difference("a", alphas, "b", [base])
+    assert (found.prompts, found.seeds) == (3, (2, 1))
+    assert found.rejections_saved == {
+        "0": 0.25
+    }  # 0.55 against 0.4; of T = 1 one side knows nothing
+    (way,) = base.decoded
+    counted = replace(way, accepted=(1, 1, 1), offered=(2, 2, 2))
+    none = [replace(one, alpha={}) for one in (base, better)]
+    assert difference("a", none[1:], "b", none[:1]).rejections_saved == {}
+    one, other = (
+        replace(base, alpha={}, decoded=(replace(counted, accepted=(n,) * 3),)) for n in (2, 1)
+    )
+    assert difference("a", [one], "b", [other]).rejections_saved == {"chain 8, T = 0": 1.0}
