@@ -31,8 +31,8 @@ def write(record: Mapping[str, Any]) -> str:
     if "loop_share" in record:
         shares = [f"{100 * share:.0f} % at T = {at}" for at, share in record["loop_share"].items()]
         out += [
-            "Share of the target's own tokens in repetition loops (period at most 32, three times or "
-            f"more), which flatter every drafter: {', '.join(shares)}.",
+            "Share of the target's own tokens in repetition loops (period at most 32, three times "
+            f"or more), which flatter every drafter: {', '.join(shares)}.",
             "",
         ]
     if "methods" in record:

@@ -393,7 +393,10 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     assert [entry["temperature"] for entry in told["temperatures"]] == [0.0, 0.8]
     for entry in told["temperatures"]:
         for side in ("before", "after"):
-            assert set(entry[side]) == {"alpha", "tokens_per_step", "speedup", "speedup_ci95"}
+            assert set(entry[side]) == {
+                *("alpha", "tokens_per_step", "decode_tokens_per_step", "loop_share"),
+                *("speedup", "speedup_ci95"),
+            }
             assert 0 < entry[side]["alpha"] <= 1
     assert told["temperatures"][0]["identical_to_autoregressive"] is True
     assert told["tokens_collected"] > 0

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.command_cases import Command, a_collect, a_command, distill_words, work_folder
+from tests.command_cases import (
+    Command,
+    a_collect,
+    a_command,
+    distill_words,
+    trajectories,
+    work_folder,
+)
+
+from draftsmith.commands.distill import DistillOptions
+from draftsmith.errors import InputError
 
 
 @pytest.fixture
@@ -38,3 +49,33 @@ def check_the_best_is_written(folder: Path, command: Command, *words: str) -> No
 
 def test_the_best_draft_is_written_not_the_last(tmp_path: Path, command: Command) -> None:
     check_the_best_is_written(tmp_path, command)
+
+
+def test_prompts_of_another_store_choose_the_draft(tmp_path: Path, command: Command) -> None:
+    """What is printed says of which texts it is, and is measured on these alone."""
+    collect = a_collect(tmp_path, command)
+    collect(tmp_path / "store", "--samples", "2")
+    collect(tmp_path / "unseen", "--limit", "3")
+    stores = ["--store", str(tmp_path / "store"), "--evaluate", str(tmp_path / "unseen")]
+    found = command("distill", *distill_words(tmp_path, tmp_path / "out", *stores))
+    assert "unseen" in found["measured_on"]
+    results = json.loads((tmp_path / "out" / "run.json").read_text())["results"]
+    asked = trajectories(tmp_path / "unseen")
+    assert results["held_out_prompts"] == len({one.prompt for one in asked})
+    assert results["held_out"]["tokens"] == sum(len(one.tokens) for one in asked)
+    assert results["measured_on"] == found["measured_on"]
+    other = distill_words(tmp_path, tmp_path / "held", "--store", str(tmp_path / "store"))
+    assert "held-out" in command("distill", *other)["measured_on"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "flag"),
+    [
+        ({"store": (Path("a"),), "hold_out": 0.1}, "--hold-out"),
+        ({"online": True, "prompts": Path("x")}, "--evaluate"),
+    ],
+)
+def test_what_contradicts_another_store_is_refused(wrong: dict[str, Any], flag: str) -> None:
+    options = DistillOptions(target="t", drafter="d", out=Path("o"), evaluate=(Path("b"),), **wrong)
+    with pytest.raises(InputError, match=flag):
+        options.validate()

@@ -297,6 +297,37 @@ def test_blocks_can_hold_one_text_each(options: DistillOptions) -> None:
     assert len(alone) == single.facts["trajectories"] > len(together)
 
 
+def test_another_store_chooses_the_weights_and_none_of_its_prompts_is_learnt(
+    options: DistillOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="draftsmith")
+    sha256 = TrajectoryStore.open(tmp_path / "a").header.tokenizer_sha256
+    other = TrajectoryStore.create(
+        tmp_path / "other", header(tokenizer_sha256=sha256, vocab_size=VOCAB, top_k=3)
+    )
+    rng = np.random.default_rng(2)
+    texts = [replace(a_text(rng, name, 0), forcing="greedy") for name in ("new", "p00")]
+    other.write(0, [replace(one, top=make_laws(rng, len(one.tokens), 3, VOCAB)) for one in texts])
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
+    chosen = replace(options, hold_out=0.05, evaluate=(tmp_path / "other",))
+    data = stored_data(chosen, tokenizer, VOCAB, None, Signals())
+    assert data.held_out is not None
+    batches = [data.held_out.batch(n) for n in range(data.held_out.num_batches)]
+    asked = sum(int(batch.loss_mask_BT.sum()) for batch in batches)
+    assert asked == sum(len(one.tokens) for one in texts)
+    assert data.facts["prompts"] == 7 and data.facts["held_out_prompts"] == 2  # p00 is not learnt
+    assert any("--evaluate" in said and "4" in said for said in caplog.messages)
+    assert data.facts["evaluated_on"] and data.facts["held_out_forcing"] == "greedy"
+    assert (data.facts["held_out_top_k"], data.facts["top_k"]) == (3, 5)
+    assert data.facts["forcing"] == "sample" and len(data.facts["data"]) == 2
+    plain = stored_data(options, tokenizer, VOCAB, None, Signals())
+    assert plain.facts["evaluated_on"] == [] and plain.facts["held_out_forcing"] == "sample"
+    for name in ("a", "b"):  # the same store, and one that holds the same prompts
+        wrong = replace(chosen, store=(tmp_path / "a",), evaluate=(tmp_path / name,))
+        with pytest.raises(InputError, match="--evaluate"):
+            stored_data(wrong, tokenizer, VOCAB, None, Signals())
+
+
 def test_tokens_are_counted_in_the_answers_that_are_learnt(options: DistillOptions) -> None:
     """Not in prompts, and not in what is held out."""
     options = replace(options, hold_out=0.4)

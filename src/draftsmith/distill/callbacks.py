@@ -23,6 +23,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from draftsmith.distill.config import RunConfig
+from draftsmith.distill.evaluation import TOKENS_PER_STEP
 from draftsmith.provenance import append_jsonl, write_text_atomic
 
 if TYPE_CHECKING:
@@ -95,9 +96,11 @@ class ProgressBar(Callback):
 
 
 def _shown(values: dict[str, float]) -> str:
-    """Figures in one line; those of the depths of a chain, name_1, name_2, ..., behind one name."""
+    """Figures in one line; those of the depths of a chain, name_1, name_2, ..., behind one name.
+    Tokens per step that were not counted while decoding are called so."""
     rows: dict[str, list[str]] = {}
     for name, value in values.items():
+        name = f"{name}_along_texts" if name in TOKENS_PER_STEP else name
         rows.setdefault(re.sub(r"_\d+$", "", name), []).append(f"{value:.4f}")
     return "  ".join(f"{name} {' '.join(figures)}" for name, figures in rows.items())
 

@@ -379,6 +379,9 @@ class DistillConfig(RunConfig):
     Drafters over hidden states always do."""
     hold_out: float = 0.05
     """Share of prompts, by a hash of their tokens, on which acceptance is measured."""
+    evaluate: tuple[Path, ...] = ()
+    """Stores on whose texts acceptance is measured and the best weights are chosen, in place of
+    held-out prompts of --store; collect them from prompts that the target has not learnt either."""
     training: ScheduleConfig = field(
         default_factory=lambda: ScheduleConfig(
             duration="3epochs",
@@ -438,6 +441,10 @@ class DistillConfig(RunConfig):
         if self.beam_weights == "uniform":
             each_unused("--beam-weights score", self, "score_temperature")
         require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
+        if self.online:
+            each_unused("--store", self, "evaluate")
+        if self.evaluate:
+            each_unused("a run without --evaluate", self, "hold_out")
         require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
         require(0 < self.text_share < 1, "--text-share must lie between 0 and 1")
         require(self.score_temperature > 0, "--score-temperature must be above 0")

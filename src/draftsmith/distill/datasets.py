@@ -612,9 +612,14 @@ def stored_data(
         InputError: a store is of another target, holds other hidden states, or nothing to learn.
         BackendError: a shard is damaged, and --on-bad-shard skip is not given.
     """
-    if len({folder.resolve() for folder in options.store}) < len(options.store):
-        raise InputError("--store names one store twice")
-    stores = [TrajectoryStore.open(folder) for folder in options.store]
+    folders = (*options.store, *options.evaluate)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise InputError(
+            "--store names one store twice"
+            if not options.evaluate
+            else "--store and --evaluate name one store twice"
+        )
+    stores = [TrajectoryStore.open(folder) for folder in folders]
     # as a store of this folder has it, and as one of the hub model of which it is a copy
     tokenizers = (
         tokenizer_training.sha256(tokenizer, Path(options.target)),
@@ -628,29 +633,29 @@ def stored_data(
     if teacher is None:
         check_stored_features(stores, signals, with_text=bool(options.text))
         width = feature_width(signals, tokenizer_training.text_config(options.target))
-    found = [read_shards(store, cache, width, options.fitting.on_bad_shard) for store in stores]
-    every = [document for one in found for document in one.documents]
+    read = [read_shards(store, cache, width, options.fitting.on_bad_shard) for store in stores]
+    found, asked = read[: len(options.store)], read[len(options.store) :]
+    every = _documents(found)
     bad = sum(len(one.bad) for one in found)
-    if not every:
-        left = f" ({bad} damaged shards were left out)" if bad else ""
-        raise InputError(f"no trajectory in {', '.join(map(str, options.store))}{left}")
     length = options.training.block_length
-    known = begun = [one for one in every if one.trajectory.prompt_length < length] or every
-    if options.fitting.long_texts == "drop":
-        known = [one for one in known if fits(one.trajectory, length)]
-        if not known:
-            raise InputError(
-                f"every text is longer than --block-length {length}, and --long-texts drop leaves "
-                "these out: give a larger one"
-            )
-    chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
+    begun, known = _that_fit(every, options)
+    if options.evaluate:
+        _, held = _that_fit(_documents(asked), options)
+        chosen = {one.trajectory.prompt_id for one in held}
+    else:
+        chosen = held_out([one.trajectory.prompt_id for one in known], options.hold_out)
+        held = [one for one in known if one.trajectory.prompt_id in chosen]
     kept = [one for one in known if one.trajectory.prompt_id not in chosen]
-    held = [one for one in known if one.trajectory.prompt_id in chosen]
+    if options.evaluate and len(kept) < len(known):
+        _log.info(
+            f"left out {len(known) - len(kept)} texts of --store: --evaluate has their prompts, too"
+        )
     if teacher is not None or ends is not None:
         kept = [one.without_logprobs() for one in kept]
         held = [one.without_logprobs() for one in held]
     if not kept:
-        raise InputError("--hold-out leaves no prompt to learn from")
+        flag = "--evaluate" if options.evaluate else "--hold-out"
+        raise InputError(f"{flag} leaves no prompt to learn from")
     documents = multi_of(options, options.beams).apply(kept, cache)
     learnt = stored_texts(documents)
     blocks = TrajectoryBlocks(
@@ -670,16 +675,16 @@ def stored_data(
         if count:
             _log.info(f"{done} {count} {what} --block-length {length}")
     summaries = [one.store.summary(one.good) for one in found]
-    kept_ids = {store.header.top_k for store in stores}
-    top_k = None if kept_ids <= {None, vocab_size} else min(k for k in kept_ids if k is not None)
+    top_k = _least_kept((one.store for one in found), vocab_size)
+    read_texts = stored_texts([*known, *held])
     return TrainingData(
         source=source_of(options, tokenizer, blocks, teacher, signals, prefetch=True, ends=ends),
         held_out=held_out_batches(options, tokenizer, held, teacher, signals, ends),
         steps_per_epoch=blocks.steps_per_epoch,
         longest=_longest(learnt, length),
-        furthest=length if options.text else _longest(stored_texts(known), length),
+        furthest=length if options.text else _longest(read_texts, length),
         count_tokens=partial(_counts, learnt, vocab_size),
-        highest=max(text.highest for text in stored_texts(known)),
+        highest=max(text.highest for text in read_texts),
         facts={
             "data": [one.checksum() for one in found],
             "stores": [portable_text(str(folder)) for folder in options.store],
@@ -692,11 +697,63 @@ def stored_data(
             "cut": cut,
             "prompts": len({t.prompt_id for t in learnt}),
             "held_out_prompts": len(chosen),
+            **_held_out_facts(options, asked or found, held, vocab_size),
             "answer_tokens": sum(t.answer_length for t in learnt),
             "store_bytes": sum(summary.bytes for summary in summaries),
             "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
         },
     )
+
+
+def _documents(found: Iterable[StoredTexts]) -> list[TrainingExample]:
+    """The documents of some stores. Raises InputError where there is none."""
+    some = list(found)
+    documents = [document for one in some for document in one.documents]
+    if not documents:
+        bad = sum(len(one.bad) for one in some)
+        left = f" ({bad} damaged shards were left out)" if bad else ""
+        names = ", ".join(str(one.store.folder) for one in some)
+        raise InputError(f"no trajectory in {names}{left}")
+    return documents
+
+
+def _that_fit(
+    every: list[TrainingExample], options: DistillConfig
+) -> tuple[list[TrainingExample], list[TrainingExample]]:
+    """Documents whose prompt leaves room in a block, and those of them that --long-texts keeps."""
+    length = options.training.block_length
+    begun = [one for one in every if one.trajectory.prompt_length < length] or every
+    if options.fitting.long_texts != "drop":
+        return begun, begun
+    known = [one for one in begun if fits(one.trajectory, length)]
+    if not known:
+        raise InputError(
+            f"every text is longer than --block-length {length}, and --long-texts drop leaves "
+            "these out: give a larger one"
+        )
+    return begun, known
+
+
+def _least_kept(stores: Iterable[TrajectoryStore], vocab_size: int) -> int | None:
+    """How many logprobs of a place these stores have kept, the fewest; None: all."""
+    kept = {store.header.top_k for store in stores}
+    return None if kept <= {None, vocab_size} else min(k for k in kept if k is not None)
+
+
+def _held_out_facts(
+    options: DistillConfig,
+    stores: Iterable[StoredTexts],
+    held: Iterable[TrainingExample],
+    vocab_size: int,
+) -> dict[str, Any]:
+    """What the texts are that choose the weights: of which stores, how they were made and kept."""
+    some = list(stores)
+    return {
+        "evaluated_on": [portable_text(str(folder)) for folder in options.evaluate],
+        "evaluation_data": [one.checksum() for one in some] if options.evaluate else [],
+        "held_out_forcing": "+".join(sorted({text.forcing for text in stored_texts(held)})),
+        "held_out_top_k": _least_kept((one.store for one in some), vocab_size),
+    }
 
 
 def stored_texts(documents: Iterable[TrainingExample]) -> list[StoredText]:

@@ -42,10 +42,13 @@ class DistillResult:
     tokens: int
     best_step: int | None
     acceptance_before: float | None
-    """Expected acceptance at temperature 1 on held-out prompts; None without any."""
+    """Expected acceptance at temperature 1 on `measured_on`; None without any text."""
     acceptance: float | None
     figure: str
-    """The held-out figure that the best weights were chosen by."""
+    """What the best weights were chosen by: `tokens_per_step` is that of chains along given texts
+    (`evaluation.Chains`), not of decoding."""
+    measured_on: str
+    """Which texts these are."""
     before: float | None
     after: float | None
 
@@ -82,9 +85,9 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     student.set_token_counts(data.count_tokens)
     accelerator = start_accelerator(options)
     trainer = make_trainer(options, student, data, accelerator)
-    figure, before = student.figure, trainer.evaluate()
+    figure, before, where = student.figure, trainer.evaluate(), measured_on(options)
     if figure in before:
-        _log.info(f"held-out {figure} before: {before[figure]:.4f}")
+        _log.info(f"{figure} before, on {where}: {before[figure]:.4f}")
     _log.info(f"{trainer.config.steps} steps")
     report = trainer.train()
     finished = student.fresh_copy()  # the trained one may be in parts
@@ -104,11 +107,12 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         "alpha": _acceptance(after),
         "alpha_before": _acceptance(before),
         # full logprobs that are cut to be learnt are measured as they are
-        "alpha_is_lower_bound": options.reads_logprobs and top_k is not None,
+        "alpha_is_lower_bound": options.reads_logprobs and data.facts["held_out_top_k"] is not None,
         "best_step": best_step,
         **student.facts(after),
         "held_out": after,
         "held_out_before": before,
+        "measured_on": where,
         **data.facts,
     }
     if accelerator.is_main_process:
@@ -118,7 +122,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     change, better = "", True
     if figure in before and figure in after:
         better = after[figure] > before[figure]  # all figures are better when they are larger
-        change = f": held-out {figure} {before[figure]:.4f} -> {after[figure]:.4f}"
+        change = f": {figure} on {where} {before[figure]:.4f} -> {after[figure]:.4f}"
     _log.info(f"wrote {options.out}{change}")
     if not better:
         _log.info(
@@ -133,6 +137,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         acceptance_before=_acceptance(before),
         acceptance=_acceptance(after),
         figure=figure,
+        measured_on=where,
         before=before.get(figure),
         after=after.get(figure),
     )
@@ -140,6 +145,14 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
 
 _NAMED = ("objective", "teacher_temperature", "tail")
 """Fields of the objective that run.json repeats among its results."""
+
+
+def measured_on(options: DistillConfig) -> str:
+    """Which texts choose the weights. Those of prompts that the target was trained on flatter a
+    drafter that reads the target's states."""
+    if options.evaluate:
+        return f"texts of {', '.join(folder.name for folder in options.evaluate)}"
+    return "texts of held-out prompts" if options.online else "held-out texts of the store"
 
 
 def _acceptance(values: dict[str, float]) -> float | None:
@@ -190,7 +203,7 @@ def make_trainer(
 ) -> Trainer:
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
-    held, forcing = data.held_out, data.facts["forcing"]
+    held, forcing = data.held_out, data.facts.get("held_out_forcing") or data.facts["forcing"]
     evaluation = None if held is None else student.evaluation(held, forcing)
     identity = {
         "data": data.facts["data"],
@@ -213,7 +226,8 @@ def make_trainer(
         "schedule": [training.schedule, training.decay_share],
         "optimizer": [*training.betas, training.weight_decay],
         "clip": [training.clip_norm, training.clip_value],
-        "hold_out": options.hold_out,
+        # as in runs of versions that held prompts out of the stores alone
+        "hold_out": data.facts["evaluation_data"] if options.evaluate else options.hold_out,
         # which shards were left out as damaged, the digest of the data says
         "fitting": {
             "long_texts": options.fitting.long_texts,
@@ -236,7 +250,7 @@ def make_trainer(
 
 
 def _readme(results: dict[str, Any]) -> str:
-    bound = results["top_k"] if results["alpha_is_lower_bound"] else None
+    bound = results["held_out_top_k"] if results["alpha_is_lower_bound"] else None
     parts = [
         "# A drafter distilled by `draftsmith distill`",
         f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "
@@ -244,7 +258,8 @@ def _readme(results: dict[str, Any]) -> str:
     ]
     if results["alpha"] is not None:
         parts.append(
-            "Expected acceptance of the first draft on held-out prompts at temperature 1: "
+            "Expected acceptance of the first draft at temperature 1 on "
+            f"{results['measured_on']}: "
             f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after"
             + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens).")
         )
