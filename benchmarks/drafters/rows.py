@@ -71,9 +71,15 @@ def _around_loops(
 ) -> dict[str, float]:
     """Acceptance, share of loops, and what lies outside of these; of all seeds together."""
     ways = [one.find(shape, temperature) for one in marks]
-    names = ("tokens", "steps", "accepted", "offered", "loop_tokens", "outside")
-    whole = {name: tuple(x for way in ways for x in getattr(way, name)) for name in names}
-    return replace(ways[0], **whole).around_loops
+    return replace(
+        ways[0],
+        tokens=sum((way.tokens for way in ways), ()),
+        steps=sum((way.steps for way in ways), ()),
+        accepted=sum((way.accepted for way in ways), ()),
+        offered=sum((way.offered for way in ways), ()),
+        loop_tokens=sum((way.loop_tokens for way in ways), ()),
+        outside=sum((way.outside for way in ways), ()),
+    ).around_loops
 
 
 def _tau(marks: Sequence[Scores], shape: TreeShape, temperature: float) -> list[float]:
