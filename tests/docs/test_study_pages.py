@@ -184,13 +184,47 @@ def test_the_claims_about_direct_alignment_are_in_its_record() -> None:
     (rows,) = claims(section)
     assert [row["claim"] for row in rows] == list(ALIGNMENT)
     known = {(one["task"], one["better"], one["worse"]): one for one in record["differences"]}
+    used = record["exam_prompts_used"]
+    assert used["library"] == used["library, open-ended"] and used["tests"] == used["prose"]
     for row in rows:
         better, worse = ALIGNMENT[row["claim"]]
         for task in record["tasks"]:
             one = known[task, better, worse]
             assert row[task] == written(one)
             assert row["seeds"] == seeds_of(one)
-        assert row["n"] == str(record["exam_prompts"])
+        assert row["n"] == f"{used['library']}; tests, prose: {used['tests']}"
+
+
+def test_the_prompts_and_loops_of_direct_alignment_are_in_its_record() -> None:
+    """Fewer prompts than were asked for, and how much of the greedy texts repeats itself."""
+    record = json.loads((ROOT / "benchmarks/results/alignment.json").read_text(encoding="utf-8"))
+    page = " ".join(PAGE.read_text(encoding="utf-8").split("## DistillBeam")[0].split())
+    used, asked = record["exam_prompts_used"], record["exam_prompts"]
+    assert f"{used['library']} of library code (greedy; {asked} were asked for" in page
+    assert f"the same {used['library, open-ended']} open-ended" in page
+    assert f"{used['tests']} of its tests, and {used['prose']} of English prose" in page
+    for task, shares in record["loop_share"].items():
+        (share,) = shares.values()
+        assert re.search(rf"\b{100 * share:.0f} % (of the target's tokens )?for {task}\b", page)
+
+
+def saved(better: Iterable[float], worse: Iterable[float]) -> str:
+    alpha, before = mean(better), mean(worse)
+    return f"{100 * (alpha - before) / (1 - before):.1f} %"
+
+
+def test_the_rejections_saved_by_direct_alignment_are_in_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/alignment.json").read_text(encoding="utf-8"))
+    tasks, rows = table("rejections saved")
+    assert tasks == list(record["tasks"]) and list(rows) == list(ALIGNMENT)
+
+    def alphas(task: str, setting: str) -> list[float]:
+        rows = [r for r in record["tasks"][task] if (r.get("label") or r["name"]) == setting]
+        return [alpha for row in rows for alpha in row["alpha"].values()]
+
+    for name, cells in rows.items():
+        better, worse = ALIGNMENT[name]
+        assert cells == [saved(alphas(task, better), alphas(task, worse)) for task in tasks]
 
 
 def test_what_is_said_of_lengths_and_mixes_is_in_the_record() -> None:
@@ -341,7 +375,9 @@ def test_the_table_of_the_best_is_its_record() -> None:
         trees = [f"{mean(one['tau'][tree] for one in some):.2f}" for tree in TREES]
         alpha = f"{mean(one['alpha']['1'] for one in some):.3f}"
         chrf = f"{mean(one['chrf'] for one in some):.1f}"
-        assert cells == [f"{mean(one['mean_tau'] for one in some):.3f}", *trees, alpha, chrf]
+        before = [one["alpha"]["1"] for one in record["best"]["undistilled"]]
+        share = "" if kind == "undistilled" else saved((o["alpha"]["1"] for o in some), before)
+        assert cells == [f"{mean(one['mean_tau'] for one in some):.3f}", *trees, alpha, share, chrf]
     section = PAGE.read_text(encoding="utf-8").split("### The best of")[1].split("\n### ")[0]
     (found,) = claims(section)
     corner = "claim: LK, full logprobs, 4 samples, over"
@@ -391,6 +427,16 @@ def test_the_table_of_starts_is_its_record() -> None:
         ]
         assert cells == found
         assert (prompts, seeds) == ("192", "1")
+    _, shares = table("rejections saved, T = 1")
+    assert list(shares) == list(GAINS)
+    for name, cells in shares.items():
+        found = []
+        for start in starts:
+            alpha = {one["objective"]: one["alpha"]["1"] for one in start["after"]}
+            alpha["before"] = start["before"]["alpha"]["1"]
+            better, worse = GAINS[name]
+            found.append(saved([alpha[better]], [alpha[worse]]))
+        assert cells == found
 
 
 def test_the_table_of_languages_is_its_record() -> None:
@@ -425,17 +471,20 @@ def test_the_table_of_languages_is_its_record() -> None:
 def test_what_is_said_of_temperatures_and_languages_is_its_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/languages.json").read_text(encoding="utf-8"))
     languages, rows = table("gain over undistilled")
-    assert languages == list(record["languages"]) and len(rows) == 6
+    assert languages == list(record["languages"]) and len(rows) == 8
     for temperature in (0, 1):
         way = f"chain 8, T = {temperature}"
         for column, (name, runs) in enumerate(record["languages"].items()):
             (before,) = (run["tau"][way] for run in runs if run["objective"] == "none")
             gains = [run["tau"][way] / before for run in runs if run["objective"] != "none"]
             best = mean(run["tau"][way] for run in record["seeds"][name]) / before
+            alphas = [run["alpha"][str(temperature)] for run in record["seeds"][name]]
+            (plain,) = (r["alpha"][str(temperature)] for r in runs if r["objective"] == "none")
             for words, value in (
                 ("mean gain of all settings", f"{mean(gains):.2f}"),
                 ("settings that gain", f"{sum(gain > 1 for gain in gains)} of {len(gains)}"),
                 ("gain of the best setting", f"{best:.2f}"),
+                ("rejections saved by it", saved(alphas, [plain])),
             ):
                 assert rows[f"{words}, T = {temperature}"][column] == value
     study = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
