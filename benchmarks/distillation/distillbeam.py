@@ -37,6 +37,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import beam_plots
 import ende
 from beam_parts import LONGEST, MORE, PARTS, length, longer, planned
 from beam_speed import is_measured, measure, measured
@@ -206,6 +207,8 @@ def write(lab: Lab, out: Path) -> None:
         },
     )
     write_text_atomic(out / "distillbeam" / "claims.md", as_table(claimed))
+    marks = {name: one.marks for name, one in {**known, **asked}.items()}
+    beam_plots.save_pictures(marks, lab.amounts.steps, out / "distillbeam" / "figures")
 
 
 def answers(lab: Lab) -> dict[str, Any]:

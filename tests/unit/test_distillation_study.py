@@ -400,3 +400,24 @@ def test_a_difference_says_how_many_prompts_it_is_of_and_which_rejections_are_sa
         replace(base, alpha={}, decoded=(replace(counted, accepted=(n,) * 3),)) for n in (2, 1)
     )
     assert difference("a", [one], "b", [other]).rejections_saved == {"chain 8, T = 0": 1.0}
+
+
+def test_pictures_of_divergences_show_as_many_runs_of_each(tmp_path: Path) -> None:
+    """Every run is a dot; a picture with a run missing is not drawn."""
+    import beam_plots
+
+    stores = [store for some in beam_plots.GROUPS.values() for store in some]
+    names = [f"{store}-{one}-480-s0" for one in sorted(SOFT) for store in stores]
+    names += [f"{store}-sft-480-s0" for store in beam_plots.ONE]
+    marks = {name: some_marks(10 + place, 20) for place, name in enumerate(names)}
+    (axis,) = beam_plots._objectives(marks, 480).axes
+    dots = [some for some in axis.collections if type(some).__name__ == "PathCollection"]
+    heights = sorted(float(height) for some in dots for _, height in some.get_offsets())
+    wanted = sorted(marks[f"{s}-{one}-480-s0"].mean_tau for one in SOFT for s in stores)
+    assert heights == pytest.approx(wanted)
+    (axis,) = beam_plots._forcing(marks, 480).axes
+    assert len(axis.containers) == 3 * (len(SOFT) + 1)
+    beam_plots.save_pictures(marks, 480, tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == {"objectives", "forcing"}
+    beam_plots.save_pictures(dict(list(marks.items())[1:]), 480, tmp_path / "less")
+    assert not (tmp_path / "less").exists()
