@@ -134,17 +134,17 @@ def a_manager(**options: Any) -> SessionManager:
 @contextlib.contextmanager
 def held(manager: SessionManager) -> Iterator[None]:
     """Decoding waits meanwhile."""
-    gate, inner = threading.Event(), manager.engine.run_batch
+    gate, inner = threading.Event(), manager.engine.steps
 
-    def waiting(*given: Any) -> None:
+    def waiting(*given: Any) -> Iterator[None]:
         gate.wait(WAIT)
-        inner(*given)
+        return inner(*given)
 
-    manager.engine.run_batch = waiting
+    manager.engine.steps = waiting
     try:
         yield
     finally:
-        manager.engine.run_batch = inner
+        manager.engine.steps = inner
         gate.set()
 
 

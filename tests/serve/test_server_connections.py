@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
-import urllib.error
+import socket
+import time
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from draftsmith.serve.app import AccessPolicy
-from draftsmith.serve.protocol import MOST, Outbox
-from tests.serve.serving import WAIT, Client, ConnectionClosed, Served, held, name_of, until
+from draftsmith.serve.protocol import MOST, Outbox, Refused
+from draftsmith.serve.sessions import network
+from tests.serve.serving import (
+    WAIT,
+    Client,
+    ConnectionClosed,
+    Served,
+    a_manager,
+    held,
+    name_of,
+    until,
+)
 
 
 def test_a_session_outlives_its_connection(served: Served) -> None:
@@ -127,32 +141,167 @@ def test_strangers_stay_outside() -> None:
                 assert one.start()["type"] == "ready"
 
 
-def test_a_local_server_answers_to_local_names_only() -> None:
-    with Served(AccessPolicy(local=True)) as served:
-        codes = {}
-        hosts = (
-            "127.0.0.1",
-            "127.0.0.2",
-            "localhost",
-            "[::1]",
-            "elsewhere.example",
-            "8.8.8.8",
-            "[",
+@contextlib.contextmanager
+def asked(served: Served, path: str, *hosts: str) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a request with these Host headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=WAIT)
+    connection.putrequest("GET", path, skip_host=True)
+    for host in hosts:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    with contextlib.closing(connection):
+        yield connection.getresponse()
+
+
+ACCESS = AccessPolicy(host="Speaker.example", origins=("https://captions.example",))
+OWN = ("127.0.0.1", "127.0.0.2:80", "localhost", "LOCALHOST:8765", "[::1]", "[::1]:8765")
+NAMED = ("speaker.example", "SPEAKER.example:8765", "captions.example")
+OTHERS = (
+    *("elsewhere.example", "localhost.elsewhere.example", "8.8.8.8", "[::2]", "[", "", "0.0.0.0"),
+    *("localhost@elsewhere.example", "elsewhere.example@localhost", "localhost/x", "localhost:x"),
+    *("127.1", "xn--localhost", "localhost:99999"),
+)
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[Served]:
+    with Served(ACCESS) as one:
+        yield one
+
+
+@pytest.mark.parametrize("path", ["/", "/page/page.js", "/metrics", "/healthz", "/events", "/x"])
+def test_on_every_path_a_server_answers_to_its_own_names_only(named: Served, path: str) -> None:
+    """A page whose name resolves to this machine (DNS rebinding) reads nothing."""
+    for host in OWN + NAMED:
+        with asked(named, path, host) as answer:
+            assert answer.status == {"/events": 404, "/x": 404}.get(path, 200), host
+    for host in OTHERS:
+        with asked(named, path, host) as answer:
+            assert (answer.status, json.loads(answer.read())["code"]) == (403, "host"), host
+
+
+@pytest.mark.parametrize("hosts", [(), ("localhost", "localhost"), ("localhost", "elsewhere.org")])
+def test_a_request_has_one_host(named: Served, hosts: tuple[str, ...]) -> None:
+    with asked(named, "/metrics", *hosts) as answer:
+        assert answer.status in (400, 403)
+
+
+def test_a_page_of_another_name_gets_no_session(named: Served) -> None:
+    with Client(named, Origin="http://[") as one:
+        assert one.hear("error")["code"] == "origin"
+    rebound = f"elsewhere.example:{named.port}"
+    with socket.create_connection(("127.0.0.1", named.port), timeout=WAIT) as raw:
+        raw.sendall(
+            f"GET /ws HTTP/1.1\r\nHost: {rebound}\r\nOrigin: http://{rebound}\r\n"
+            "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
         )
-        for host in hosts:
-            url = f"http://127.0.0.1:{served.port}/events?session=nobody"
-            asked = urllib.request.Request(url, headers={"Host": f"{host}:{served.port}"})
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(asked, timeout=WAIT)
-            codes[host] = json.loads(refused.value.read())["code"]
-            assert refused.value.code == (403 if codes[host] == "host" else 404)
-        assert codes == {
-            "127.0.0.1": "unknown_session", "127.0.0.2": "unknown_session",
-            "localhost": "unknown_session", "[::1]": "unknown_session",
-            "elsewhere.example": "host", "8.8.8.8": "host", "[": "host",
-        }  # fmt: skip
-        with Client(served, Origin="http://[") as one:
-            assert one.hear("error")["code"] == "origin"
+        said = b"".join(iter(lambda: raw.recv(1000), b""))
+    assert b'"code": "host"' in said and b'"fatal": true' in said
+
+
+def test_the_address_that_was_reached_is_a_name() -> None:
+    """As behind 0.0.0.0, where a server has many; a page of another site cannot be called so."""
+    policy = AccessPolicy(host="0.0.0.0")
+    scope = {"type": "http", "server": ("::ffff:192.0.2.7", 80), "headers": []}
+    for host in ("192.0.2.7", "192.0.2.7:8765", "[::ffff:192.0.2.7]", "0.0.0.0:8765"):
+        policy.check_host(scope | {"headers": [(b"host", host.encode())]})
+    with pytest.raises(Refused):
+        policy.check_host(scope | {"headers": [(b"host", b"192.0.2.8")]})
+
+
+def test_a_text_that_is_not_utf_8_costs_its_connection_and_one_line(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    for frame in (b"\xff\xfe", [b"\xc3", b"("]):
+        caplog.clear()
+        with Client(served) as one:
+            one.start()
+            one.socket.send(frame, text=True)
+            with pytest.raises(ConnectionClosed):
+                one.hear()
+            assert one.socket.close_code == 1007
+        (record,) = caplog.records
+        assert "UTF-8" in record.getMessage() and not record.exc_info
+
+
+# --------------------------------------------------------------------------- how many
+
+
+def test_one_address_takes_no_more_than_its_share() -> None:
+    with Served(per_address=2) as served, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(served)) for _ in range(3)]
+        assert [one.start()["type"] for one in clients] == ["ready", "ready", "error"]
+
+
+def test_what_one_address_may_not_have_others_may() -> None:
+    async def opened(*addresses: str) -> list[str]:
+        manager = a_manager(per_address=2, sessions=3)
+        found = []
+        for address in addresses:
+            try:
+                found.append(manager.open({}, address).address)
+            except Refused as refused:
+                found.append(refused.code)
+        return found
+
+    found = asyncio.run(opened("192.0.2.1", "192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"))
+    assert found == ["192.0.2.1", "192.0.2.1", "busy", "192.0.2.2", "busy"]
+
+
+def test_an_address_is_a_machine() -> None:
+    assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:0:1::1")
+    assert network("::ffff:192.0.2.1") == network("192.0.2.1") != network("192.0.2.2")
+
+
+@pytest.mark.parametrize("limits", [{"sessions": 3}, {"per_address": 3}])
+def test_sessions_that_were_left_make_room(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    """After a moment in which their clients could come back: the one that was left first."""
+    with Served(**limits) as served, Client(served) as stays:
+        kept = stays.start()["session"]
+        left = []
+        for _ in range(2):
+            with Client(served) as one:
+                left.append(one.start()["session"])
+            until(lambda: sum(one.is_left for one in served.manager.sessions.values()) == len(left))
+        with Client(served) as new:
+            refused = new.start()
+            assert (refused["code"], refused["fatal"]) == ("busy", True)
+        monkeypatch.setattr("draftsmith.serve.sessions.RELEASE_SECONDS", 0.0)
+        with Client(served) as new:
+            assert new.start()["type"] == "ready"
+            assert {kept, left[1]} < set(served.manager.sessions) and len(served.manager) == 3
+
+
+def test_connections_are_counted() -> None:
+    """What waits for a request holds a place, of its own address alone; others are told at once."""
+    with Served(per_address=1) as served, contextlib.ExitStack() as stack:
+        most = served.manager.limits.per_address_connections
+        address = ("127.0.0.1", served.port)
+        waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(most)]
+        with socket.create_connection(address, timeout=WAIT) as one:
+            assert one.recv(100).startswith(b"HTTP/1.1 503 ")
+        with socket.create_connection(address, WAIT, ("127.0.0.2", 0)) as other:
+            other.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.1 200 ")
+        waiting[0].close()
+        until(lambda: served.get("/healthz")[0] == 200)
+
+
+def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftsmith.serve.app.REQUEST_SECONDS", 0.1)
+    with Served() as served:
+        for begun in (b"", b"GET / HTTP/1.1\r\nHost: loc"):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=WAIT) as one:
+                one.sendall(begun)
+                assert one.recv(100) == b""
+        with Client(served) as talk:
+            talk.start()
+            time.sleep(0.2)
+            talk.say("ping")
+            assert talk.hear()["type"] == "pong"
 
 
 def test_health_metrics_and_unknown_pages() -> None:

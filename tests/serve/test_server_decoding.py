@@ -25,17 +25,17 @@ JUST = "the cat sat on "
 def watched(manager: SessionManager) -> Iterator[list[list[InFlightUpdate]]]:
     """The batches that are decoded meanwhile."""
     batches: list[list[InFlightUpdate]] = []
-    inner = manager.engine.run_batch
+    inner = manager.engine.steps
 
-    def run_batch(updates: Any, *given: Any) -> None:
+    def steps(updates: Any, *given: Any) -> Iterator[None]:
         batches.append(list(updates))
-        inner(updates, *given)
+        return inner(updates, *given)
 
-    manager.engine.run_batch = run_batch
+    manager.engine.steps = steps
     try:
         yield batches
     finally:
-        manager.engine.run_batch = inner
+        manager.engine.steps = inner
 
 
 def busy(served: Served, talk: Client) -> None:
@@ -342,6 +342,7 @@ def test_it_ends_in_time_whatever_waits(monkeypatch: pytest.MonkeyPatch, own: Se
             busy(own, talk)
             began = time.monotonic()
             own.server.should_exit = True
+            assert talk.hear()["type"] == "bye"
             with pytest.raises(ConnectionClosed):
                 talk.hear()
             assert time.monotonic() - began < 10

@@ -146,7 +146,7 @@ class Talk:
 
 def test_every_frame_is_answered_and_every_connection_ends_well() -> None:
     fuzzer, seen = Fuzzer(), Counter[str]()
-    with Served(sessions=1000) as served:
+    with Served(sessions=1000, per_address=1000) as served:
         for number in range(CONNECTIONS):
             pinged = (0.0, 0.1, 0.5, 1.0)[number % 4]
             sense = 0.1 if number % 8 == 4 else 1.0

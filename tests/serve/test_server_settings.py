@@ -131,13 +131,13 @@ def test_the_speed_up_is_measured_on_what_was_said(
         talk.source(seg, rev, source)
         talk.hear("update")
     ran: list[InFlightUpdate] = []
-    inner = LiveEngine.run
+    inner = LiveEngine.steps
 
-    def run(engine: LiveEngine, update: InFlightUpdate, session: Any) -> None:
-        inner(engine, update, session)
-        ran.append(update)
+    def steps(engine: LiveEngine, updates: list[InFlightUpdate], *given: Any) -> Iterator[None]:
+        ran.extend(updates)
+        return inner(engine, updates, *given)
 
-    monkeypatch.setattr(LiveEngine, "run", run)
+    monkeypatch.setattr(LiveEngine, "steps", steps)
     talk.say("measure")
     found = talk.hear("measured", "error")
     drafted, plain = ran[::2], ran[1::2]

@@ -89,8 +89,8 @@ EXPECTED = {
     "live serve": """
         --agree --allow-origin --attn-implementation --bias --context --debug --device --dtype
         --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --min-common
-        --port --resync --revision --revision-bias --sessions --target --template --then --token
-        --trim-full-stop --trust-remote-code --unit --whole-words
+        --per-address --port --resync --revision --revision-bias --sessions --target --template
+        --then --token --trim-full-stop --trust-remote-code --unit --whole-words
     """,
     "live make-examples": """
         --debug --form --json --language --limit --out --pairs --prefixes --seed --source-unit

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from tests.live_cases import a_target, a_translator, from_scratch
 
-from draftsmith.core.decode import Session
 from draftsmith.errors import BackendError
 from draftsmith.live.config import LiveConfig
 from draftsmith.live.metrics import CHARACTERS, report
@@ -41,19 +43,20 @@ def test_behind_a_failure_all_is_read_again_without_a_draft(
     translator = a_translator(target, bias=0.5)
     shown = translator.update("the cat sat")
     assert shown is not None and shown.output
-    left, drafts, inner = fails, [], translator.engine.run
+    left, drafts, inner = fails, [], translator.engine.steps
     asked: list[InFlightUpdate] = []
 
-    def failing(update: InFlightUpdate, session: Session) -> None:
+    def failing(updates: list[InFlightUpdate], *given: Any) -> Iterator[None]:
         nonlocal left
+        (update,) = updates
         drafts.append(update.draft)
         asked.append(update)
         left -= 1
         if left >= 0:
             raise error
-        inner(update, session)
+        return inner(updates, *given)
 
-    monkeypatch.setattr(translator.engine, "run", failing)
+    monkeypatch.setattr(translator.engine, "steps", failing)
     if fails == 2:
         with pytest.raises(type(error)):
             translator.update("the cat sat on")

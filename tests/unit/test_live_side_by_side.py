@@ -45,8 +45,10 @@ def test_side_by_side_everyone_gets_what_they_get_alone(
         if not asked:
             continue
         done: list[int] = []
-        together[0].engine.run_batch(
-            list(asked.values()), [together[n].session for n in asked], done.append
+        list(
+            together[0].engine.steps(
+                list(asked.values()), [together[n].session for n in asked], done.append
+            )
         )
         assert sorted(done) == list(range(len(asked)))
         for n, update in asked.items():
@@ -73,12 +75,9 @@ def test_a_neighbour_with_a_larger_limit_changes_nothing(bias: float, resync: in
         expected = alone.begin(words, final=False)
         neighbour = a_translator(target, **options)
         found = together.begin(words, final=False)
-        together.engine.run_batch(
-            [found, neighbour.begin(words, final=False)],
-            [together.session, neighbour.session],
-            lambda _: None,
-        )
-        alone.engine.run(expected, alone.session)
+        updates = [found, neighbour.begin(words, final=False)]
+        list(together.engine.steps(updates, [together.session, neighbour.session]))
+        list(alone.engine.steps([expected], [alone.session]))
         assert _untimed(found) == _untimed(expected)
         counts = expected.counts()
         assert counts["drafted"] == len(expected.draft) < expected.max_new_tokens
@@ -99,12 +98,12 @@ def test_one_row_without_copies_is_decoded_like_a_row_that_is_copied(
         cache = None
         for turn, (source, final) in enumerate(a_stream(seed)):
             single, row = one.begin(source, final=final), other.begin(source, final=final)
-            one.engine.run_batch([single], [one.session], lambda _: None)
+            list(one.engine.steps([single], [one.session]))
             batch, sessions = [row], [other.session]
             if turn % 3 != 2:  # a single row reads the cache that a batch left, too
                 batch.append(neighbour.begin(source, final=final))
                 sessions.append(neighbour.session)
-            other.engine.run_batch(batch, sessions, lambda _: None)
+            list(other.engine.steps(batch, sessions))
             assert _untimed(single) == _untimed(row)
             assert one.session.tokens == other.session.tokens
             assert one.session.cache is not None and other.session.cache is not None

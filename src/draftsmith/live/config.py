@@ -149,12 +149,26 @@ class SessionLimits(Configuration):
     """How many sessions a server keeps, and for how long."""
 
     sessions: int = 32
-    """Sessions at a time."""
+    """Sessions at a time; connections: four times as many."""
+    per_address: int = 16
+    """Likewise from one address (of IPv6: one network of 64 bits)."""
     keep_seconds: float = 60.0
-    """How long a session waits for its client to come back."""
+    """How long a session waits for its client to come back; where others want its place, two
+    seconds."""
+
+    @property
+    def connections(self) -> int:
+        """Connections at a time."""
+        return 4 * self.sessions
+
+    @property
+    def per_address_connections(self) -> int:
+        """Connections of one address at a time."""
+        return 4 * self.per_address
 
     def validate(self) -> None:
         at_least(1, "--sessions", self.sessions)
+        at_least(1, "--per-address", self.per_address)
         good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
         require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")
 

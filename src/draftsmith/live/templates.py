@@ -11,9 +11,11 @@ special token that is spelt out there is encoded letter by letter.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from draftsmith.data.prompts import MINI, check_prompt, check_whole, filled
@@ -126,9 +128,10 @@ class Template:
         longest = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
         for found in re.finditer(f"(?=({longest}))", text):  # they may overlap
             begin, end = found.span(1)
-            for first, last in spans:
-                if begin < last and first < end:
-                    yield max(begin + 1, first)
+            for first, _ in spans[bisect_right(spans, begin, key=itemgetter(1)) :]:
+                if first >= end:
+                    break
+                yield max(begin + 1, first)
 
 
 def check_text(text: str) -> None:

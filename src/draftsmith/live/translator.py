@@ -19,11 +19,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.lossy_rules import biased_rule
@@ -49,6 +50,8 @@ from draftsmith.live.templates import Template, check_text
 
 KEPT_SEGMENTS = 200
 """Finished segments that are kept for the prompt's context."""
+PIECE = 256
+"""Tokens of a long prompt that one forward reads, so that other translations wait for no more."""
 _KEPT = ("source", "final", "restarts", "seconds", "first_seconds")
 """What a record takes over from a decoded update, beside its counts."""
 FULL_STOPS = ".!?\N{IDEOGRAPHIC FULL STOP}\N{FULLWIDTH EXCLAMATION MARK}\N{FULLWIDTH QUESTION MARK}"
@@ -71,6 +74,8 @@ class InFlightUpdate:
     bias: float
     max_new_tokens: int
 
+    words: int = 0
+    """Tokens of the source."""
     reused: int = 0
     """Tokens of the prompt that were in the cache."""
     tokens: list[int] = field(default_factory=list)
@@ -154,38 +159,35 @@ class LiveEngine:
         if config.redraft:
             self.drafter = first if then is None else FallbackDrafter(first, then)
         self.drafter.bind(target)
+        longest = max(map(len, target.tokenizer.get_vocab()), default=1)
+        self.most_characters = target.max_length and target.max_length * longest
+        """A longer source has more tokens than the context, whatever they are; None: no limit."""
 
-    def run(self, update: InFlightUpdate, session: Session) -> None:
-        """Decode one update to its end.
+    def width(self, update: InFlightUpdate, session: Session) -> int:
+        """Return how many tokens are fed until the first one comes out: unknown ones and draft."""
+        cached = session.tokens[0] if session.tokens else []
+        return len(update.prompt) - common_prefix(list(update.prompt), cached) + len(update.draft)
 
-        Raises:
-            BackendError: the target failed. As after an interrupt, the session is empty.
-        """
-        self._decode([update], session, lambda _: None)
-
-    def run_afresh(self, update: InFlightUpdate, session: Session) -> None:
-        """Decode an update that failed once more: with an empty cache and without its draft."""
-        session.clear()
-        update.restart()
-        self.run(update, session)
-
-    def run_batch(
+    def steps(
         self,
         updates: Sequence[InFlightUpdate],
         sessions: Sequence[Session],
-        on_done: Callable[[int], None],
-    ) -> None:
+        on_done: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[None]:
         """Decode updates of several translations, all with one bias, in the same forwards.
+
+        Yields after each forward. Between two of them the target may decode for other sessions,
+        also for those of the rows that are done. Rows that are not when it is closed are empty.
 
         Args:
             on_done: called with the row of an update as soon as it is done, while others go on.
 
         Raises:
-            BackendError: the target failed; all these sessions are empty.
+            BackendError: the target failed; the sessions of the rows that are not done are empty.
         """
         assert len({update.bias for update in updates}) == 1, "a rule has one bias"
         if len(updates) == 1:  # no batch cache to fill and to copy back from
-            self._decode(updates, sessions[0], on_done)
+            yield from self._decode(updates, sessions[0], on_done)
             return
         cached = [session.tokens[0] if session.tokens else [] for session in sessions]
         parts = [None if one.cache is None else one.cache.contents(0) for one in sessions]
@@ -197,13 +199,29 @@ class LiveEngine:
             if part is not None:
                 cache.fill(row, part)
         batch = Session(cache=cache, state=self._empty_state(updates), tokens=cached)
-        self._decode(updates, batch, on_done)
-        assert batch.cache is not None and batch.tokens is not None
-        for row, session in enumerate(sessions):
+
+        def release(row: int) -> None:
+            """Give a row's cache back as soon as it is done: its session may go on without us."""
+            assert batch.cache is not None and batch.tokens is not None
+            session = sessions[row]
             session.cache = self.target.new_cache(1, longest)
             session.cache.fill(0, batch.cache.contents(row))
             session.state = self._empty_state([updates[row]])
-            session.tokens = [batch.tokens[row]]
+            session.tokens = [list(batch.tokens[row])]
+            on_done(row)
+
+        yield from self._decode(updates, batch, release)
+
+    def steps_afresh(
+        self,
+        update: InFlightUpdate,
+        session: Session,
+        on_done: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[None]:
+        """Decode an update that failed once more: with an empty cache and without its draft."""
+        session.clear()
+        update.restart()
+        return self.steps([update], [session], on_done)
 
     def _empty_state(self, updates: Sequence[InFlightUpdate]) -> DraftState:
         """State of a drafter that receives the predictions anew with every update."""
@@ -220,7 +238,7 @@ class LiveEngine:
         updates: Sequence[InFlightUpdate],
         session: Session,
         on_done: Callable[[int], None],
-    ) -> None:
+    ) -> Iterator[None]:
         cached = session.tokens or [[] for _ in updates]
         for update, old in zip(updates, cached, strict=True):
             update.reused = min(common_prefix(list(update.prompt), old), len(update.prompt) - 1)
@@ -238,23 +256,49 @@ class LiveEngine:
             policy=policy if self.redraft else None,
             allow_lossy=rule.lossy,
         )
+        prompts = [update.prompt for update in updates]
+        elapsed = 0.0  # without what others do between two steps
         began = time.perf_counter()
+        if len(prompts) == 1:
+            for end in range(updates[0].reused + PIECE, len(prompts[0]), PIECE):
+                self._read(prompts[0][:end], session)
+                elapsed += time.perf_counter() - began
+                yield
+                began = time.perf_counter()
         steps = decode(
             self.target,
             self.drafter,
-            [update.prompt for update in updates],
+            prompts,
             options,
             predictions=drafts if self.redraft else (),
             session=session,
         )
         with contextlib.closing(steps):
             for step in steps:
-                now = time.perf_counter() - began
+                elapsed += time.perf_counter() - began
                 for row, update in enumerate(updates):
-                    if not update.done and update.add(step, row, now):
+                    if not update.done and update.add(step, row, elapsed):
                         on_done(row)
                 if all(update.done for update in updates):  # a row may be cut before the others
                     return
+                yield
+                began = time.perf_counter()
+
+    def _read(self, prompt: Sequence[int], session: Session) -> None:
+        """Let the session's cache take in a prompt; what would follow it is dropped."""
+        options = DecodeOptions(sampler=self.sampler, max_new_tokens=1)
+        predictions = [()] if self.redraft else ()
+        with contextlib.closing(
+            decode(
+                self.target,
+                self.drafter,
+                [prompt],
+                options,
+                predictions=predictions,
+                session=session,
+            )
+        ) as steps:
+            next(steps)
 
 
 class LiveTranslator:
@@ -284,7 +328,9 @@ class LiveTranslator:
         self.session = Session()
         self.seg = self.rev = 0
         self.history: list[tuple[str, str]] = []
-        """(source, translation) of finished segments."""
+        """(source, translation) of finished segments ..."""
+        self._lengths: list[int] = []
+        """... and the tokens of both."""
         self._begin()
 
     def _begin(self) -> None:
@@ -294,6 +340,8 @@ class LiveTranslator:
         self.last: UpdateRecord | None = None
         self._draft: tuple[int, ...] = ()
         self._kept: tuple[int, ...] = ()
+        self._length = 0
+        """Tokens of the source and of the output that is kept."""
         self._display = Display(self.config.display, self.target.tokenizer)
         self._shown = Shown()
 
@@ -314,6 +362,17 @@ class LiveTranslator:
 
     def decoded(self, source: str, *, final: bool = False) -> UpdateRecord | None:
         """Update, but return None where nothing had to be decoded."""
+        steps = self.steps(source, final=final)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(UpdateRecord | None, end.value)
+
+    def steps(
+        self, source: str, *, final: bool = False
+    ) -> Generator[None, None, UpdateRecord | None]:
+        """Like `decoded`, but stop after each forward."""
         wanted = self.wanted(source)
         if wanted is None or (self.is_known(wanted) and not final):
             if final:
@@ -321,9 +380,9 @@ class LiveTranslator:
             return None
         in_flight = self.begin(wanted, final=final)
         try:
-            self.engine.run(in_flight, self.session)
+            yield from self.engine.steps([in_flight], [self.session])
         except (BackendError, RuntimeError, MemoryError):  # torch's own errors are RuntimeErrors
-            self.engine.run_afresh(in_flight, self.session)
+            yield from self.engine.steps_afresh(in_flight, self.session)
         return self.finish(in_flight)
 
     def close(self) -> None:
@@ -364,20 +423,22 @@ class LiveTranslator:
         Raises:
             InputError: the source leaves no room in the context.
         """
-        words = len(self.template.encode(source)) - len(self.template.encode(""))
-        limit = math.ceil(self.config.max_ratio * max(words, 0)) + self.config.max_extra
-        room = self.target.max_length
-        context = self.history[-self.config.context :] if self.config.context else []
-        prompt = self.template.encode(source, context)
-        while context and room is not None and len(prompt) + limit > room:
-            del context[0]  # the source is more important
-            prompt = self.template.encode(source, context)
+        room, most = self.target.max_length, self.engine.most_characters
+        if most is not None and len(source) > most:  # to count its tokens would take long
+            raise SourceTooLong(
+                f"the source is too long: it has {len(source)} characters, more than the {room} "
+                "tokens that the model reads can have; end segments sooner"
+            )
+        prompt = self.template.encode(source)
+        words = max(len(prompt) - len(self.template.encode("")), 0)
+        limit = math.ceil(self.config.max_ratio * words) + self.config.max_extra
+        if room is not None and len(prompt) >= room:
+            raise SourceTooLong(
+                f"the source is too long: its prompt has {len(prompt)} tokens, the model reads "
+                f"{room}; end segments sooner"
+            )
+        prompt = self._with_context(source, prompt, math.inf if room is None else room - limit)
         if room is not None:
-            if len(prompt) >= room:
-                raise SourceTooLong(
-                    f"the source is too long: its prompt has {len(prompt)} tokens, the model reads "
-                    f"{room}; end segments sooner"
-                )
             limit = min(limit, room - len(prompt))
         revised = not _spaced(source).startswith(_spaced(self.source))
         known = _common(self.source, source) >= self.config.min_common
@@ -388,7 +449,27 @@ class LiveTranslator:
             draft=self._draft[: limit - 1] if known else (),
             bias=self.config.bias_of(final=final, revised=revised),
             max_new_tokens=limit,
+            words=words,
         )
+
+    def _with_context(self, source: str, alone: list[int], room: float) -> list[int]:
+        """Return the prompt with the earlier segments that are wanted and have room beside it."""
+        end = len(self.history)
+        first, left = max(end - self.config.context, 0), room
+        for place in range(end - 1, first - 1, -1):
+            left -= self._lengths[place]
+            if left < 0:  # what cannot fit is not encoded
+                first = place + 1
+                break
+
+        def prompt(start: int) -> list[int]:
+            return self.template.encode(source, self.history[start:]) if start < end else alone
+
+        whole = prompt(first)
+        if len(whole) <= room:
+            return whole
+        starts = range(first + 1, end)  # the source is more important
+        return prompt(first + 1 + bisect_left(starts, True, key=lambda n: len(prompt(n)) <= room))
 
     def finish(self, decoded: InFlightUpdate) -> UpdateRecord:
         """Display a decoded update; a final one ends the segment."""
@@ -414,6 +495,7 @@ class LiveTranslator:
         self.source, self.last, self.rev = decoded.source, update, self.rev + 1
         if not degenerate:
             self._kept, self._draft = tokens, self._drafted(output)
+        self._length = decoded.words + len(self._kept)
         if decoded.final:
             self._end(update)
         return update
@@ -431,7 +513,8 @@ class LiveTranslator:
         """Add the segment to the history and begin the next."""
         if update is not None and update.full:
             self.history.append((update.source, update.full))
-            del self.history[:-KEPT_SEGMENTS]
+            self._lengths.append(self._length)
+            del self.history[:-KEPT_SEGMENTS], self._lengths[:-KEPT_SEGMENTS]
         self.seg += 1
         self._begin()
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import logging
 import secrets
 import socket
 import time
@@ -25,11 +26,13 @@ from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftsmith.core.config import bias_warning
 from draftsmith.serve import protocol
 from draftsmith.serve.protocol import MOST_BYTES, VERSION, Message, Outbox, Refused, Resume, Start
-from draftsmith.serve.sessions import LiveSession, SessionManager
+from draftsmith.serve.sessions import LiveSession, SessionManager, network
 
 PAGE = Path(__file__).parent / "static"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
@@ -51,11 +54,17 @@ _GONE = (WebSocketDisconnect, RuntimeError)
 """What starlette raises when the client has disconnected."""
 _STATUS = {"host": 403, "origin": 403, "token": 403, "broken": 503}
 """HTTP status of a refusal, by its code; of all others it is 404."""
-DRAIN_SECONDS = 5.0
+DRAIN_SECONDS = 3.0
 """Time for pending updates when the server is stopped ..."""
-CLOSE_SECONDS = 1.0
-"""... and then for the connections to send their last messages."""
+CLOSE_SECONDS = 0.5
+"""... then for the connections to send their last messages, and for the decoding thread to end."""
+REQUEST_SECONDS = 10.0
+"""A connection that has not sent a whole request by then is closed."""
+PING_SECONDS = 5
+"""How often the server asks whether a client is still there; twice as long without an answer, it
+is not."""
 _POLL_SECONDS = 0.02
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _MOST_FRAMES = 16
 """Frames larger than so many of the largest are not even read: the connection is closed."""
 
@@ -64,33 +73,58 @@ _MOST_FRAMES = 16
 class AccessPolicy:
     """Which requests are accepted."""
 
+    host: str = "localhost"
+    """The name or address that the server was told to listen at."""
     origins: tuple[str, ...] = ()
     """Other sites whose pages may connect, as browsers send them (a slash at the end is dropped);
-    the server's own page always may."""
+    the server's own page always may. The server answers to their names, too."""
     token: str | None = None
     """Required as ?token=...; None: no token is required."""
-    local: bool = False
-    """Accept only host names of this machine, since another site's name may resolve to it."""
     idle_seconds: float = 600.0
     """A connection without a message for so long is closed."""
 
-    def check(self, headers: Headers, token: str | None) -> None:
+    def check(self, scope: Scope, token: str | None) -> None:
         """Raise Refused for a wrong host, origin or token."""
-        origin, host = headers.get("origin"), headers.get("host", "")
-        if self.local and not _is_local(_parts(f"//{host}").hostname or ""):
-            raise Refused("host", f"this server is not called {host}", fatal=True)
-        own = origin is None or _parts(origin).netloc == host != ""
+        self.check_host(scope)
+        headers = Headers(scope=scope)
+        origin, host = headers.get("origin"), headers["host"]
+        own = origin is None or _parts(origin).netloc == host
         if not own and origin not in [one.rstrip("/") for one in self.origins]:
             raise Refused("origin", f"pages of {origin} may not connect", fatal=True)
         given, wanted = (token or "").encode(), (self.token or "").encode()
         if self.token is not None and not secrets.compare_digest(given, wanted):
             raise Refused("token", "this server wants its token: ?token=...", fatal=True)
 
+    def check_host(self, scope: Scope) -> None:
+        """Raise Refused unless the request names this server.
+
+        The name of another site may be made to resolve to this machine (DNS rebinding), and the
+        page of that site would then be the server's own to a browser. An address cannot.
+        """
+        hosts = Headers(scope=scope).getlist("host")
+        parts = _parts(f"//{hosts[0]}" if len(hosts) == 1 else "")
+        name = parts.hostname if [parts.netloc] == hosts else None
+        own = [self.host, *(_parts(one).hostname for one in self.origins)]
+        own += [scope["server"][0]] if scope.get("server") else []
+        known = {_canonical(one) for one in own if one}
+        if name is None or not (_is_local(name) or _canonical(name) in known):
+            named = ", ".join(hosts)
+            raise Refused("host", f"this server is not called {named!r}: name it", fatal=True)
+
+
+def _canonical(name: str) -> str:
+    """One spelling of a host name or address."""
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name.lower()
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
 
 def _is_local(name: str) -> bool:
     """Whether a host name can only mean this machine."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return ipaddress.ip_address(_canonical(name)).is_loopback
     except ValueError:
         return name == "localhost"
 
@@ -98,9 +132,27 @@ def _is_local(name: str) -> bool:
 def _parts(url: str) -> SplitResult:
     """Split a URL into parts, which are empty if it is malformed."""
     try:
-        return urlsplit(url)
+        parts = urlsplit(url)
+        return urlsplit("") if "@" in parts.netloc or parts.port == 0 else parts
     except ValueError:
         return urlsplit("")
+
+
+class _HostCheck:
+    """Answers 403 on every path to requests that do not name this server."""
+
+    def __init__(self, app: ASGIApp, access: AccessPolicy, manager: SessionManager) -> None:
+        self.app, self.access, self.manager = app, access, manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":  # a WebSocket is told in its own way
+            try:
+                self.access.check_host(scope)
+            except Refused as refused:
+                self.manager.metrics.errors.labels(refused.code).inc()
+                await JSONResponse(refused.message(), 403)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> FastAPI:
@@ -115,9 +167,10 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
         finally:
             sweeping.cancel()
             manager.scheduler.stop()
-            await asyncio.to_thread(manager.scheduler.join, 30.0)
+            await asyncio.to_thread(manager.scheduler.join, CLOSE_SECONDS)
 
     app = FastAPI(title="draftsmith live", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(_HostCheck, access=access, manager=manager)
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
@@ -147,7 +200,7 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
     @app.get("/events")
     async def events(request: Request, session: str = "", token: str | None = None) -> Response:
         try:
-            access.check(request.headers, token)
+            access.check(request.scope, token)
             live = manager.find(session)
         except Refused as refused:
             return JSONResponse(refused.message(), _STATUS.get(refused.code, 404))
@@ -157,7 +210,7 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
     async def websocket(socket: WebSocket, token: str | None = None) -> None:
         await socket.accept()
         try:
-            access.check(socket.headers, token)
+            access.check(socket.scope, token)
         except Refused as refused:
             manager.metrics.errors.labels(refused.code).inc()
             await socket.send_text(_wire(refused.message()))
@@ -295,7 +348,8 @@ class Connection:
         if isinstance(message, Resume):
             live = self.manager.find(message.session)
         else:
-            live = self.manager.open(message.settings)
+            client = self.socket.client
+            live = self.manager.open(message.settings, client.host if client else "")
         self.session = live
         self.manager.subscribe(live, self.outbox, keeps=True)
         self.outbox.put(
@@ -320,6 +374,42 @@ class Connection:
             self.outbox.put({"type": "warning", "message": warning})
 
 
+def _bounded(manager: SessionManager) -> type[H11Protocol]:
+    """Make uvicorn's protocol for a bounded number of connections, which send a request in time."""
+    limits = manager.limits
+
+    class Bounded(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            clients = [getattr(one, "client", None) for one in self.connections]
+            addresses = [network(client[0]) for client in clients if client]
+            here = addresses.count(network(self.client[0])) if self.client else 0
+            if len(self.connections) > limits.connections or here > limits.per_address_connections:
+                manager.metrics.errors.labels("connections").inc()
+                transport.write(_BUSY)
+                transport.close()
+            else:
+                self.loop.call_later(REQUEST_SECONDS, self._expire)
+
+        def _expire(self) -> None:
+            if self.scope is None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Bounded
+
+
+class _OneLine(logging.Filter):
+    """A text that is not UTF-8 is the client's fault: no place in our code is worth a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+            record.exc_info = None
+        return True
+
+
+_one_line = _OneLine()
+
+
 class Server(uvicorn.Server):
     """Runs the application; at the end it answers what is pending before it closes connections."""
 
@@ -328,11 +418,17 @@ class Server(uvicorn.Server):
             app,
             port=0,
             log_level="warning",
+            http=_bounded(manager),
             ws="websockets-sansio",
             ws_max_size=_MOST_FRAMES * MOST_BYTES,
-            timeout_graceful_shutdown=int(DRAIN_SECONDS),
+            ws_ping_interval=PING_SECONDS,
+            ws_ping_timeout=2 * PING_SECONDS,
+            ws_per_message_deflate=False,  # a small frame could become a thousand times as large
+            proxy_headers=False,  # limits per address cannot rest on what clients say
+            timeout_graceful_shutdown=1,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_one_line)
         self.manager = manager
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -342,6 +438,7 @@ class Server(uvicorn.Server):
         self.manager.end()
         broken = self.manager.scheduler.broken is not None
         await self._until(lambda: broken or not len(self.manager), DRAIN_SECONDS)
+        self.manager.dismiss()
         await self._until(lambda: not self.server_state.tasks, CLOSE_SECONDS)
         await super().shutdown(sockets)
 

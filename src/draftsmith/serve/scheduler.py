@@ -4,9 +4,15 @@
     session b  ──pending──┼── one batch per bias ─┼── update b (emitted as soon as it is done)
     session c  (idle)     ┘                       └──
 
-One thread decodes; the session that has waited longest goes first. The rows of a batch that fails,
-for whatever reason, are decoded again one by one, with an empty cache and without drafts: a session
-that fails does not stop the others.
+One thread decodes, forward by forward. A batch has the target for itself for a `SLICE`; after that
+what has come meanwhile is taken in, and the batch with the least work goes on. So nobody waits for
+a long update of somebody else, and a session whose client is away costs nothing:
+
+    forwards   A A A A A A A A  B B B  A A A  C  A A        b and c came while a was decoded
+               `---- slice ---'
+
+The rows of a batch that fails, for whatever reason, are decoded again one by one, with an empty
+cache and without drafts: a session that fails does not stop the others.
 
 `speedup_steps` compares drafting with re-translation on a session's own updates and on this
 machine, each update alone: times of batches that sessions share would not belong to one session.
@@ -19,8 +25,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -33,16 +40,25 @@ from prometheus_client import (
 
 from draftsmith.live.metrics import tokens_per_second
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import InFlightUpdate, LiveEngine, LiveTranslator
+from draftsmith.live.translator import PIECE, InFlightUpdate, LiveEngine, LiveTranslator
 from draftsmith.serve.protocol import Refused
 
 if TYPE_CHECKING:
     from draftsmith.serve.sessions import LiveSession, PendingUpdate
 
-_Batch: TypeAlias = "list[tuple[LiveSession, InFlightUpdate]]"
 _log = logging.getLogger(__name__)
 MOST_ROWS = 32
-"""Sessions in one batch."""
+"""Sessions in one batch, ..."""
+MOST_TOKENS = 512
+"""... and tokens in its first forward, padding included, unless it is one row's."""
+MOST_TEXT = 16 * 1024
+"""Characters that are encoded between two forwards, beside the last text of them."""
+SLICE = 256
+"""Work of a batch before others come between: tokens that are fed, and ..."""
+FORWARD = 32
+"""... so many for each forward, however few it reads."""
+_OLDEST = 4
+"""Every such forward is the oldest batch's: small updates without end do not stop a large one."""
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0)
 
 
@@ -91,7 +107,7 @@ def speedup_steps(
 ) -> Iterator[None]:
     """Compare drafting with re-translation on these updates of a session.
 
-    Each step decodes one update both ways; the result is emitted after the last.
+    Each step is one forward; the result is emitted after the last.
     """
     sides: list[tuple[LiveTranslator, list[UpdateRecord]]] = [(drafted, []), (plain, [])]
     seg: int | None = None
@@ -99,15 +115,47 @@ def speedup_steps(
         for translator, records in sides:
             if seg not in (None, one.seg) and translator.last is not None:
                 translator.close()
-            update = translator.decoded(one.words, final=one.final)
+            update = yield from translator.steps(one.words, final=one.final)
             if update is not None:
                 records.append(update)
         seg = one.seg
-        yield
     tps, tps_ar = (tokens_per_second(records) for _, records in sides)
     speedup = tps / tps_ar if tps and tps_ar else None
     result = {"updates": len(sides[-1][1]), "tps": tps, "tps_ar": tps_ar, "speedup": speedup}
     session.emit({"type": "measured", **result})
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Updates on their way through the target, in the same forwards."""
+
+    rows: list[tuple[LiveSession, InFlightUpdate]]
+    width: int
+    """Tokens per row in the first forward."""
+    error: Exception | None = None
+    """What these rows failed with before, if it was theirs."""
+    afresh: bool = False
+    """Whether they have failed before."""
+    steps: Iterator[None] | None = None
+    done: set[int] = field(default_factory=set)
+    work: int = 0
+    """Since the beginning."""
+    seconds: float = 0.0
+
+    @property
+    def sessions(self) -> list[LiveSession]:
+        """Whose updates are not done."""
+        return [one for number, (one, _) in enumerate(self.rows) if number not in self.done]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any client waits for it."""
+        return any(session.is_attended for session in self.sessions)
+
+    @property
+    def size(self) -> int:
+        """Work that is known of: whoever has a long prompt stands back from the beginning."""
+        return max(self.work, self.width * len(self.rows))
 
 
 class Scheduler(threading.Thread):
@@ -124,6 +172,11 @@ class Scheduler(threading.Thread):
         self._sessions: dict[str, LiveSession] = {}
         self._measuring: dict[LiveSession, Iterator[None]] = {}
         """The steps of measurements that run while nothing is pending."""
+        self._running: list[_Batch] = []
+        """Batches that have begun, the oldest first."""
+        self._last: _Batch | None = None
+        """The one that had the last forward."""
+        self._turns = 0
         self._changed = threading.Condition()
         self._stopping = False
         self.broken: str | None = None
@@ -179,63 +232,135 @@ class Scheduler(threading.Thread):
                     session.emit(Refused("broken", self.broken, fatal=True).message())
 
     def turn(self, *, wait: bool = False) -> bool:
-        """Decode one update of each session that has any; False: the thread was stopped."""
+        """Take in what is pending, and run one forward; False: the thread was stopped."""
         with self._changed:
-            while wait and not (self._stopping or self.ready() or self._measuring):
+            self._forget()
+            while wait and not (self._stopping or self._has_work()):
                 self._changed.wait()
+                self._forget()
             if self._stopping:
                 return False
-            sessions, measuring = self.ready(), list(self._measuring.items())
-        for batch in _batches(sessions):
-            self._decode(batch)
-        if not sessions and measuring and not _goes_on(*measuring[0]):
-            with self._changed:
-                self._measuring.pop(measuring[0][0], None)
+            ready = self.ready() if self._last is None or self._last.work >= SLICE else []
+        self._turns += 1
+        self._running += self._taken_in(ready)
+        if running := [batch for batch in self._running if batch.is_wanted]:
+            oldest = self._turns % _OLDEST == 0
+            batch = running[0] if oldest else min(running, key=lambda one: one.size)
+            self._step(batch)
+        elif not ready:
+            self._measure()
         return True
 
     def ready(self) -> list[LiveSession]:
-        """Return the sessions with something pending, the longest wait first."""
-        since = [(session.pending_since, session) for session in self._sessions.values()]
-        ready = [(when, session) for when, session in since if when is not None]
-        return [session for _, session in sorted(ready, key=lambda one: one[0])][:MOST_ROWS]
+        """Return the sessions with something to take in: who had no turn for longest, then who has
+        waited for longest."""
+        busy = {session for batch in self._running for session in batch.sessions}
+        since = [(one.pending_since, one) for one in self._sessions.values() if one not in busy]
+        ready = [(one.turn, when, one) for when, one in since if when is not None]
+        return [session for *_, session in sorted(ready, key=lambda one: one[:2])]
 
-    def _decode(self, batch: _Batch) -> None:
-        began = time.perf_counter()
-        done: set[int] = set()
+    def _has_work(self) -> bool:
+        wanted = any(batch.is_wanted for batch in self._running)
+        return bool(wanted or self.ready() or self._measuring)
 
+    def _forget(self) -> None:
+        """Drop the batches of sessions that are over, and measurements that nobody waits for."""
+        known = {one for one in self._sessions.values() if not one.is_deserted}
+        self._running = [one for one in self._running if not known.isdisjoint(one.sessions)]
+        if self._last is not None and not (self._last in self._running and self._last.is_wanted):
+            self._last = None
+        for session in [one for one in self._measuring if not one.is_attended]:
+            del self._measuring[session]
+
+    def _taken_in(self, sessions: Iterable[LiveSession]) -> Iterator[_Batch]:
+        """Take in one thing of each session; yield the updates in batches of the same bias."""
+        rows: list[tuple[float, int, LiveSession, InFlightUpdate]] = []
+        text = 0
+        for session in sessions:
+            if text >= MOST_TEXT or len(rows) >= MOST_ROWS:
+                break
+            session.turn = self._turns
+            taken, update = session.take_in()
+            text += taken
+            if update is not None:
+                width = self.engine.width(update, session.translator.session)
+                rows.append((update.bias, width, session, update))
+        rows.sort(key=lambda row: row[:2])
+        batch, last = _Batch([], 0), None
+        for bias, width, session, update in rows:
+            if bias != last or width * (len(batch.rows) + 1) > MOST_TOKENS:
+                if batch.rows:
+                    yield batch
+                batch, last = _Batch([], width), bias
+            batch.rows.append((session, update))
+            batch.width = width
+        if batch.rows:
+            yield batch
+
+    def _measure(self) -> None:
+        """One forward of a measurement; they take turns."""
+        with self._changed:
+            session, steps = next(iter(self._measuring.items()), (None, iter(())))
+            if session is None:
+                return
+            del self._measuring[session]
+        if _goes_on(session, steps):
+            with self._changed:
+                if session.name in self._sessions:
+                    self._measuring[session] = steps
+
+    def _begun(self, batch: _Batch) -> Iterator[None]:
         def complete(row: int) -> None:
-            session, update = batch[row]
+            session, update = batch.rows[row]
             record = session.complete(update)
-            done.add(row)  # before it is counted: a displayed update is not decoded again
+            batch.done.add(row)  # before it is counted: a displayed update is not decoded again
             self.metrics.add(record)
 
-        caches = [session.translator.session for session, _ in batch]
+        updates = [update for _, update in batch.rows]
+        caches = [session.translator.session for session, _ in batch.rows]
+        if batch.afresh:
+            return self.engine.steps_afresh(updates[0], caches[0], complete)
+        return self.engine.steps(updates, caches, complete)
+
+    def _step(self, batch: _Batch) -> None:
+        """Run one forward of a batch."""
+        began = time.perf_counter()
+        fed = PIECE if batch.work < batch.width * len(batch.rows) else len(batch.rows)
         try:
-            self.engine.run_batch([update for _, update in batch], caches, complete)
+            if batch.steps is None:
+                batch.steps = self._begun(batch)
+            next(batch.steps)
+            over = False
+        except StopIteration:
+            over = True
         except Exception as error:  # from the target, torch, or a model's own code
-            left = [row for row in range(len(batch)) if row not in done]
-            _log.warning("%d rows of a batch go on alone", len(left), exc_info=error)
-            for row in left:
-                self._retry(*batch[row], error if len(batch) == 1 else None)
-        self.metrics.rows.observe(len(batch))
-        self.metrics.seconds.observe(time.perf_counter() - began)
+            self._fail(batch, error)
+            over = True
+        batch.work += fed + FORWARD
+        batch.seconds += time.perf_counter() - began
+        self._last = batch
+        if over:
+            self._last = None
+            self._running.remove(batch)
+            self.metrics.rows.observe(len(batch.rows))
+            self.metrics.seconds.observe(batch.seconds)
 
-    def _retry(self, session: LiveSession, update: InFlightUpdate, error: Exception | None) -> None:
-        """Decode alone and afresh: another row of the batch, or the cache, may have been at fault.
-
-        `error` is reported if this fails too; None: the error of this attempt is.
-        """
-        session.counts["retried"] += 1
-        self.metrics.retried.inc()
-        try:
-            self.engine.run_afresh(update, session.translator.session)
-            record = session.complete(update)
-        except Exception as again:  # the other sessions go on
-            _log.error("a session cannot be decoded", exc_info=again)
-            self.metrics.failed.inc()
-            session.fail(error or again)
-        else:
-            self.metrics.add(record)
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        """Decode the rows of a batch that failed alone and afresh: another row, or the cache, may
+        have been at fault. What fails again is reported with its first error."""
+        left = [row for number, row in enumerate(batch.rows) if number not in batch.done]
+        if batch.afresh:
+            for session, _ in left:
+                _log.error("a session cannot be decoded", exc_info=error)
+                self.metrics.failed.inc()
+                session.fail(batch.error or error)
+            return
+        _log.warning("%d rows of a batch go on alone", len(left), exc_info=error)
+        first = error if len(batch.rows) == 1 else None
+        for session, update in left:
+            session.counts["retried"] += 1
+            self.metrics.retried.inc()
+            self._running.append(_Batch([(session, update)], batch.width, first, afresh=True))
 
 
 def _goes_on(session: LiveSession, steps: Iterator[None]) -> bool:
@@ -247,13 +372,3 @@ def _goes_on(session: LiveSession, steps: Iterator[None]) -> bool:
         _log.error("a session cannot be measured", exc_info=error)
         session.emit(Refused("measure", str(error) or repr(error)).message())
     return False
-
-
-def _batches(sessions: Iterable[LiveSession]) -> Iterator[_Batch]:
-    """Yield the next update of each session, in one batch per bias."""
-    groups: dict[float, _Batch] = {}
-    for session in sessions:
-        update = session.next_update()
-        if update is not None:
-            groups.setdefault(update.bias, []).append((session, update))
-    yield from groups.values()

@@ -10,19 +10,23 @@ What one session has still to decode, and what a newer hypothesis replaces:
 A coalesced hypothesis is remembered by the one that replaced it: if the newer one does not fit into
 the model's context, the older one is translated after all.
 
+What waits is bounded by count and by characters, and it waits for its client, too: while nobody is
+connected, nothing of a session is decoded.
+
 The event loop calls `add`, `configure`, `finish` and `stop` of a session; the decoding thread calls
-`next_update`, then `complete` or `fail`. A lock guards what both use.
+`take_in`, then `complete` or `fail`. A lock guards what both use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -40,17 +44,21 @@ from draftsmith.live.translator import (
     LiveTranslator,
     SourceTooLong,
 )
-from draftsmith.serve.protocol import Outbox, Refused, Settings, Source
+from draftsmith.serve.protocol import MOST_BYTES, Outbox, Refused, Settings, Source
 from draftsmith.serve.scheduler import Scheduler, ServerMetrics, speedup_steps
 
 MOST_COALESCED = 64
-"""Coalesced hypotheses that a pending update remembers."""
+"""Coalesced hypotheses that a pending update remembers, with `MOST_BYTES` characters in all."""
 MOST_PENDING = 64
 """Pending updates before a hypothesis that is not final is refused ..."""
 MOST_FINALS = 1024
 """... and before a final one is; the client has to send it again."""
+MOST_TEXT = 16 * MOST_BYTES
+"""Pending characters before any other segment is refused."""
 KEPT_UPDATES = 200
 """Updates that the running metrics and a measurement cover."""
+RELEASE_SECONDS = 2.0
+"""How long a session waits for its client if another one wants its place."""
 _LONGEST_LANGUAGE = 64
 _DECODED = ("bias", "final_bias", "revision_bias", "context")
 _DISPLAYED = ("mask_k", "no_shrink", "whole_words")
@@ -81,9 +89,14 @@ class PendingUpdate(Source):
         """Return this update in the place of one that was pending."""
         old = (replace(before, coalesced=()), *before.coalesced)
         shorter = [one for one in old if len(one.words) < len(self.words)]
-        if len(shorter) > MOST_COALESCED:
+        while len(shorter) > MOST_COALESCED or sum(len(one.words) for one in shorter) > MOST_BYTES:
             shorter = shorter[::-1][::2][::-1]  # keeps the shortest
         return replace(self, since=before.since, coalesced=tuple(shorter))
+
+    @property
+    def characters(self) -> int:
+        """Those that it holds, remembered ones included."""
+        return len(self.words) + sum(len(one.words) for one in self.coalesced)
 
     def fallback(self, translated: str) -> PendingUpdate | None:
         """Return what is translated instead of this update, which does not fit; None: nothing.
@@ -130,10 +143,14 @@ class LiveSession:
         self._stopping = False
         self._seg: int | None = None
         """The segment that is being translated."""
+        self.turn = 0
+        """The scheduler's last turn in which something was taken in."""
         self._segments: dict[int, Event] = {}
         self._records: deque[UpdateRecord] = deque(maxlen=KEPT_UPDATES)
         self._decoded: deque[PendingUpdate] = deque(maxlen=KEPT_UPDATES)
         # used by the manager, in the event loop alone
+        self.address = ""
+        """The network from which it was opened."""
         self.outboxes: dict[Outbox, bool] = {}
         """Each connection receives events through its outbox. True: the connection keeps the
         session open; False: it only reads."""
@@ -164,7 +181,9 @@ class LiveSession:
                 self.counts["coalesced"] += 1
                 self.emit({"type": "coalesced", "seg": update.seg, "revs": [before.rev]})
                 return True
-            if len(self._pending) >= (MOST_FINALS if update.final else MOST_PENDING):
+            pending = [one for one in self._pending if isinstance(one, PendingUpdate)]
+            many = len(self._pending) >= (MOST_FINALS if update.final else MOST_PENDING)
+            if many or sum(one.characters for one in pending) > MOST_TEXT:
                 raise Refused("busy", f"{len(self._pending)} updates wait", place=source.place)
             self._pending.append(update)
             self.newest = update
@@ -235,37 +254,56 @@ class LiveSession:
     # ------------------------------------------------------------------ the decoding thread
 
     @property
+    def is_left(self) -> bool:
+        """Whether no client keeps it open."""
+        return not any(self.outboxes.values())
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether any client is connected."""
+        return bool(self.outboxes)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether it is about to end and nobody hears it."""
+        return self._stopping and not self.outboxes
+
+    @property
     def pending_since(self) -> float | None:
-        """When the oldest pending update arrived; None: nothing is pending. Settings count as 0."""
+        """When the oldest pending update arrived; None: nothing has to be done, as nothing is
+        pending or no client is there. Settings count as 0."""
         with self.lock:
-            if not self._pending:
+            if not self._pending or not (self.outboxes or self._stopping):
                 return None
             return next((one.since for one in self._pending if isinstance(one, PendingUpdate)), 0.0)
 
-    def next_update(self) -> InFlightUpdate | None:
-        """Return the next update to decode, after what before it needs no decoding."""
-        while True:
-            with self.lock:
-                if not self._pending:
-                    return None
-                one = self._pending.popleft()
-            if isinstance(one, Settings):
-                self._apply(one)
-                continue
-            if isinstance(one, Shutdown):
-                self.emit(self.bye())
-                continue
-            try:
-                update = self._begin(one)
-            except SourceTooLong as error:
-                self._fall_back(one, error)
-                continue
-            except Exception as error:  # a text that the tokenizer fails on: others go on
-                self._refuse(one, "backend", error)
-                continue
-            if update is not None:
-                self._decoding = one
-                return update
+    def take_in(self) -> tuple[int, InFlightUpdate | None]:
+        """Take in the first thing that is pending.
+
+        Returns:
+            The characters that were encoded, and the update to decode; None: there is none yet.
+        """
+        with self.lock:
+            if self.is_deserted:
+                self._pending = deque([Shutdown()])
+            one = self._pending.popleft()
+        if isinstance(one, Settings):
+            self._apply(one)
+            return 0, None
+        if isinstance(one, Shutdown):
+            self.emit(self.bye())
+            return 0, None
+        try:
+            update = self._begin(one)
+        except SourceTooLong as error:
+            self._fall_back(one, error)
+            update = None
+        except Exception as error:  # a text that the tokenizer fails on: others go on
+            self._refuse(one, "backend", error)
+            update = None
+        if update is not None:
+            self._decoding = one
+        return len(one.words), update
 
     def _apply(self, settings: Settings) -> None:
         before = self.translator
@@ -299,7 +337,7 @@ class LiveSession:
         update = replace(update, seg=one.seg, rev=one.rev)
         with self.lock:
             self._records.append(update)
-            self._decoded.append(one)
+            self._decoded.append(replace(one, coalesced=()))
         waited = time.monotonic() - one.since - decoded.seconds
         self._emit_update(update, waited=max(0.0, waited))
         if one.final:
@@ -396,8 +434,9 @@ class SessionManager:
 
     # ------------------------------------------------------------------ sessions
 
-    def open(self, wanted: Mapping[str, Any]) -> LiveSession:
-        """Open a session with these settings; the others are the server's.
+    def open(self, wanted: Mapping[str, Any], address: str = "") -> LiveSession:
+        """Open a session with these settings for a client at an address; the other settings are the
+        server's.
 
         Raises:
             Refused: too many are open, the settings are invalid, or decoding has ended.
@@ -405,9 +444,11 @@ class SessionManager:
         self.sweep()
         if self.ending:
             raise Refused("stopping", "the server is about to end", fatal=True)
-        if len(self) >= self.limits.sessions:
-            raise Refused("busy", f"{len(self)} sessions are open already", fatal=True)
         settings = self.merged(self._settings, wanted)
+        here = network(address)
+        own = [one for one in self.sessions.values() if one.address == here]
+        self._make_room(own, self.limits.per_address)
+        self._make_room([*self.sessions.values()], self.limits.sessions)
         name = secrets.token_urlsafe(16)
         loop = asyncio.get_running_loop()
 
@@ -415,9 +456,25 @@ class SessionManager:
             loop.call_soon_threadsafe(self._deliver, name, event)
 
         session = LiveSession(name, settings, self._make, emit)
+        session.address = here
         self.scheduler.add(session)
         self.sessions[name] = session
         return session
+
+    def _make_room(self, sessions: Sequence[LiveSession], most: int) -> None:
+        """End the session that was left first if there are too many.
+
+        Raises:
+            Refused: all have clients, or had them a moment ago.
+        """
+        if len(sessions) < most:
+            return
+        before = time.monotonic() - RELEASE_SECONDS
+        left = [one for one in sessions if one.is_left and one.left <= before]
+        if not left:
+            raise Refused("busy", f"{len(sessions)} sessions are open already", fatal=True)
+        first = min(left, key=lambda one: one.left)
+        self._deliver(first.name, first.bye())
 
     def find(self, name: str) -> LiveSession:
         """Return the session of this name.
@@ -438,12 +495,16 @@ class SessionManager:
             session.stop()
         self.scheduler.wake()
 
+    def dismiss(self) -> None:
+        """Send `bye` to the clients that still wait."""
+        for session in list(self.sessions.values()):
+            self._deliver(session.name, session.bye())
+
     def sweep(self) -> None:
         """Close the sessions whose client did not come back; readers keep none open."""
         now = time.monotonic()
         for session in list(self.sessions.values()):
-            alone = not any(session.outboxes.values())
-            if alone and now - session.left > self.limits.keep_seconds:
+            if session.is_left and now - session.left > self.limits.keep_seconds:
                 self._deliver(session.name, session.bye())
 
     def measure(self, session: LiveSession) -> None:
@@ -465,11 +526,13 @@ class SessionManager:
         """
         outbox.state = session.full_state
         session.outboxes[outbox] = keeps
+        self.scheduler.wake()
 
     def unsubscribe(self, session: LiveSession, outbox: Outbox) -> None:
         """Remove an outbox; the session waits `keep_seconds` for its client."""
         if session.outboxes.pop(outbox, False):
             session.left = time.monotonic()
+        self.scheduler.wake()
 
     def _deliver(self, name: str, event: Event) -> None:
         session = self.sessions.get(name)
@@ -517,6 +580,16 @@ class SessionManager:
             return before
         template = self.template(settings.target)
         return LiveTranslator(self.target, template, config, engine=self.engine)
+
+
+def network(address: str) -> str:
+    """Whose an address is: itself, or its IPv6 network, of which one machine has all addresses."""
+    try:
+        parsed = ipaddress.IPv6Address(address)
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((int(parsed), 64), strict=False))
 
 
 def _part(values: object, names: Iterable[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import sys
 from dataclasses import dataclass, field
@@ -41,7 +40,8 @@ class LiveServeOptions(VerbOptions):
     token: str | None = None
     """Clients have to give it as ?token=..."""
     allow_origin: Many = ()
-    """A web site whose pages may connect, beside the server's own."""
+    """A web site (https://NAME) whose pages may connect, beside the server's own, and by whose name
+    the server may be called."""
     prompt: PromptConfig = field(default_factory=PromptConfig)
     redraft: RedraftConfig = field(default_factory=RedraftConfig)
 
@@ -85,11 +85,7 @@ def run(options: LiveServeOptions) -> dict[str, Any]:
             display=DisplayConfig(**vars(options.screen), no_shrink=True),
         )
         manager = SessionManager(target, options.prompt, live, options.limits)
-        access = AccessPolicy(
-            origins=options.allow_origin,
-            token=options.token,
-            local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
-        )
+        access = AccessPolicy(host=options.host, origins=options.allow_origin, token=options.token)
         model = "/".join(Path(options.model.target).parts[-2:])  # mini-ende/target, org/model
         app = create_app(manager, model, access)
         host, port = listener.getsockname()[:2]
