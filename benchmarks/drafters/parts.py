@@ -110,7 +110,8 @@ STAGES = {
         Stage(0.25, 3, 0.6 * LEARNING_RATE),
     ),
 }
-"""Training forwards that grow, with rates that fall as the published ones do."""
+"""Training forwards that grow, with rates that fall by the published factors. Published HASS has
+three forwards in both stages, and the first stages of both have no top-10 term."""
 RATES = (3e-4, 1e-3, 1e-2)
 """Learning rates beside the one of all drafters."""
 ORDER = ("GRIFFIN", "HASS", "FSPAD", "EAGLE-2")
@@ -121,7 +122,7 @@ LONGER_SEEDS = 1
 
 
 def methods(lab: Lab) -> dict[str, Any]:
-    """All drafters, as published, on the same texts and as many tokens."""
+    """All drafters with their published losses, on the same texts and as many tokens."""
     done = lab.examine(method_runs(lab), lab.final)
     return {
         "rows": [as_row(lab, label, some) for label, some in done.items()],
@@ -188,7 +189,8 @@ def combination(lab: Lab) -> dict[str, Any]:
 
 
 def stages(lab: Lab) -> dict[str, Any]:
-    """As many steps, but the forwards of a step grow from stage to stage, as published."""
+    """As many steps, but the forwards of a step grow from stage to stage. The published stages have
+    budgets of their own, and no top-10 term in the first."""
     chains = {
         label: [lab.staged(TRAINED[label], some, seed) for seed in range(lab.amounts.seeds)]
         for label, some in STAGES.items()

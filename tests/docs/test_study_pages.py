@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from draftsmith.data.languages import find
+from draftsmith.drafters.registry import drafter_class
 from draftsmith.plan import tables
 
 ROOT = Path(__file__).parents[2]
@@ -573,6 +574,24 @@ def test_the_claims_about_drafters_are_in_their_records() -> None:
         )
         in page
     )
+
+
+def test_the_table_of_forwards_is_its_record() -> None:
+    """The top-10 term is what HASS with one forward has and EAGLE-2 has not."""
+    record = drafters("mini-code")
+    rows = {row["label"]: row for row in record["methods"]["rows"]}
+    rows |= {row["label"]: row for row in record["ablations"]["rows"]}
+    _, lines = table("trained", DRAFTERS)
+    assert len(lines) == 7
+    for name, (term, first, fifth, own, seconds, prompts, seeds) in lines.items():
+        row = rows[name]
+        assert term == ("yes" if drafter_class(row["kind"]).loss_weights.top else "no")
+        right = row["held_out"]["accuracy"]
+        assert [first, fifth] == [f"{right[0]:.2f}", f"{right[4]:.2f}"]
+        assert own == f"{row['tau']['own']['0'][0]:.2f}"
+        assert seconds == f"{row['cpu_seconds']:.0f}"
+        assert prompts == str(record["amounts"]["final_prompts"])
+        assert seeds == str(row["seeds"])
 
 
 def test_the_table_of_ablations_is_its_record() -> None:
