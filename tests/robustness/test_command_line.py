@@ -413,7 +413,7 @@ def test_quickstart_runs_from_prompts_to_next_steps(
     assert len({record["prompt"] for record in records}) == 1
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps({**run, "verb": "bench"}))
-    refused(command(*words), 2, "holds a measurement by `draftsmith bench`")
+    refused(command(*words), 2, f"--out {out}", "`draftsmith bench`")
 
 
 PARTS = {"show": None, "compare": None, "collect": {}, "distil": {}, "measure_gain": ({}, None)}
@@ -442,14 +442,24 @@ def test_an_interrupted_quickstart_leaves_no_report(
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("distilled/model.safetensors", "'distilled'"),
+        ("figures/one.svg", "'figures'"),
+        ("records.jsonl", "'records.jsonl'"),
+        ("run.json", "`draftsmith tune`"),
+    ],
+)
 def test_quickstart_leaves_a_folder_alone_that_it_did_not_make(
-    small: Path, tmp_path: Path, command: Command
+    name: str, part: str, small: Path, tmp_path: Path, command: Command
 ) -> None:
-    (tmp_path / "out/distilled").mkdir(parents=True)
-    (tmp_path / "out/distilled/model.safetensors").write_text("the user's")
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text('{"verb": "tune"}\n')
     words = ["quickstart", "--models", small, "--out", tmp_path / "out"]
-    refused(command(*words), 2, "'distilled'", "give another")
-    assert (tmp_path / "out/distilled/model.safetensors").exists()
+    refused(command(*words), 2, f"--out {tmp_path / 'out'}", part)
+    assert path.exists()
 
 
 @pytest.mark.parametrize("broken", ["target", "draft", "prompts"])

@@ -15,6 +15,7 @@ from tests.small_trainer import CONFIG, choosing, make_trainer, same, weights
 
 from draftsmith import cli, provenance
 from draftsmith.distill import checkpoint as checkpoints
+from draftsmith.distill.callbacks import MetricsFile
 from draftsmith.distill.evaluation import find_best
 from draftsmith.distill.trainer import Trainer, TrainReport
 
@@ -25,7 +26,8 @@ def never_resting(folder: Path) -> Trainer:
     config = replace(
         CONFIG, steps=300, gradient_accumulation=4, eval_every=1, save_every=1, learning_rate=0.02
     )
-    return make_trainer(folder, config=config, evaluation=choosing())
+    metrics = [MetricsFile(folder / "metrics.jsonl")]
+    return make_trainer(folder, config=config, evaluation=choosing(), callbacks=metrics)
 
 
 def train(folder: str) -> None:
@@ -72,6 +74,8 @@ def test_training_through_kills_ends_as_if_there_were_none(
     assert kill_while_training(forks, tmp_path / "cut", seed) >= 5
     again = never_resting(tmp_path / "cut")
     assert again.train() == report
+    metrics = [trainer.folder.with_name("metrics.jsonl").read_text() for trainer in (whole, again)]
+    assert metrics[0] == metrics[1]
     assert same(weights(whole), weights(again))
     best = [never_resting(tmp_path / name) for name in ("one", "two")]
     assert whole.copy_best_into(best[0].drafter) == again.copy_best_into(best[1].drafter)

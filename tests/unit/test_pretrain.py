@@ -161,8 +161,20 @@ def test_run_json_holds_what_recreates_the_run(trained: Path) -> None:
 
 
 def test_a_finished_folder_is_not_overwritten(trained: Path, corpus: Path) -> None:
+    before = {path: path.read_bytes() for path in trained.iterdir()}
+    (trained / "work/checkpoints").mkdir(parents=True)  # as a kill behind run.json leaves them
     with pytest.raises(InputError, match="already holds a finished model"):
         pretrain.run(options(corpus, trained))
+    assert before == {path: path.read_bytes() for path in trained.iterdir()}
+
+
+@pytest.mark.parametrize("verb", ["tune", "plan law"])
+def test_checkpoints_stay_where_another_verb_left_its_results(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "work/checkpoints").mkdir(parents=True)
+    (tmp_path / "run.json").write_text(json.dumps({"verb": verb}))
+    with pytest.raises(InputError, match=str(tmp_path)), training_folder(tmp_path):
+        pytest.fail("it was let in")
+    assert (tmp_path / "work/checkpoints").is_dir()
 
 
 def test_a_second_run_into_the_folder_of_a_running_one_changes_nothing(
@@ -182,6 +194,13 @@ def test_a_second_run_into_the_folder_of_a_running_one_changes_nothing(
     pretrain.run(options(corpus, out))
     mine, other = (load_file(path / "model.safetensors") for path in (out, trained))
     assert all(torch.equal(mine[name], other[name]) for name in other)
+
+
+def test_a_file_in_place_of_the_checkpoints_is_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("mine")
+    with pytest.raises(InputError, match="work"), training_folder(tmp_path):
+        pytest.fail("it was let in")
+    assert (tmp_path / "work").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

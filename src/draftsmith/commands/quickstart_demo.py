@@ -429,25 +429,27 @@ def find_models(given: Path | None) -> Path:
     )
 
 
+_FOLDERS = ("figures", DISTILLED)
+_FILES = ("run.json", "report.html", "summary.json", "records.jsonl")
+"""What a quickstart writes; the last of them is written first."""
+
+
 def check_out(out: Path) -> None:
     """InputError when `out` holds what no quickstart made."""
-    if not (out / "records.jsonl").exists():
-        if (out / DISTILLED).exists():
-            raise InputError(
-                f"--out {out} holds a folder {DISTILLED!r} that no quickstart made; give another."
-            )
-        return
+    records, verb = out / "records.jsonl", recorded(out / "run.json", "verb")
     # one that was interrupted never came to its run.json
-    verb = recorded(out / "run.json", "verb") or "quickstart"
-    if verb != "quickstart":
-        raise InputError(f"--out {out} holds a measurement by `draftsmith {verb}`; give another.")
+    begun = verb is None and records.exists() and figures.is_begun(records)
+    others = [name for name in (*_FOLDERS, *_FILES) if (out / name).exists()]
+    if others and verb != "quickstart" and not begun:
+        what = f"the results of `draftsmith {verb}`" if verb else f"{others[0]!r}"
+        raise InputError(f"--out {out} holds {what}, which no quickstart made; give another.")
 
 
 def clear(out: Path) -> None:
     """Make room for a new quickstart. records.jsonl goes last: it says that the rest is ours."""
-    for name in ("figures", DISTILLED):
+    for name in _FOLDERS:
         shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("run.json", "report.html", "summary.json", "records.jsonl"):
+    for name in _FILES:
         (out / name).unlink(missing_ok=True)
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +43,7 @@ from draftsmith.distill.config import RunConfig, ScheduleConfig
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import output_folder
+from draftsmith.provenance import output_folder, recorded, write_error
 
 
 class Learner(nn.Module):
@@ -281,17 +282,28 @@ def started() -> int:
 
 @contextmanager
 def training_folder(out: Path) -> Iterator[None]:
-    """Around a run that trains in `out`; the first of its processes holds the folder for all.
+    """Around a run that trains in `out/work`; the first of its processes holds `out` for all.
 
     Raises:
         InputError: see `output_folder`; or `out` holds a finished model.
     """
     names = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     first = started() == 1 or get_int_from_env(names, 0) == 0
+    work = out / "work"
     with output_folder(out) if first else nullcontext():
         if (out / "run.json").exists():
+            if recorded(out / "run.json", "verb") in ("distill", "pretrain"):
+                shutil.rmtree(work, ignore_errors=True)  # a kill came just before that
             raise InputError(f"--out {out} already holds a finished model; choose another folder")
-        yield
+        try:
+            work.mkdir(parents=True, exist_ok=True)  # now, not where the first checkpoint is lost
+        except OSError as error:
+            raise write_error(work, error) from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # not empty: there is something to go on with
+                work.rmdir()
 
 
 def check_parts(training: ScheduleConfig, rows: int, what: str) -> None:
