@@ -148,13 +148,15 @@ def drafters() -> Iterator[str]:
         return
     ours = [found["combination"]["row"]] if "combination" in found else []
     timed = found["timed"]["drafters"] if "timed" in found else {}
+    shares = " and ".join(f"{v:.0%} at T = {t}" for t, v in found["loop_share"].items())
     other = "[the same on `models/mini-ende`](../benchmarks/results/drafters-mini-ende.md)"
     yield (
         "Drafters of `models/mini-code`: in their own trees at temperature 0, as chains of five "
         "at temperature 1 (of the top tokens that most of these trees hold few are drawn). "
         "Those over hidden states have learnt from the same prompts and as many tokens, ours "
         "from four answers to each; SpS is the draft model as shipped ([all figures]"
-        f"(../benchmarks/results/drafters-mini-code.md), {other}):"
+        f"(../benchmarks/results/drafters-mini-code.md), {other}). Of the target's own tokens "
+        f"{shares} lie in repetition loops, which flatter every drafter:"
     )
     yield ""
     rows = [

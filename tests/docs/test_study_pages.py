@@ -514,6 +514,16 @@ def drafters(model: str) -> dict[str, Any]:
     return found
 
 
+def test_the_loops_in_the_texts_of_the_drafters_study_are_in_its_records() -> None:
+    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    code, ende = (drafters(model)["loop_share"] for model in ("mini-code", "mini-ende"))
+    assert f"At T = 0, {100 * code['0']:.0f} % of mini-code's tokens lie in" in page
+    assert f"(at T = 1, {100 * code['1']:.0f} %; of mini-ende's 0 % at both)" in page
+    assert set(ende.values()) == {0.0}
+    tables = (ROOT / "benchmarks/results/drafters-mini-code.md").read_text(encoding="utf-8")
+    assert f"{100 * code['0']:.0f} % at T = 0" in tables
+
+
 def compared(record: Mapping[str, Any], part: str, claim: str, over: str) -> Mapping[str, Any]:
     """The entry of a record that a claim `better over worse` of the page is about."""
     names = claim.replace(OURS, record["combination"]["row"]["label"]).split(" over ")
