@@ -33,6 +33,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -696,6 +697,48 @@ class Configuration:
 def require(good: bool, sentence: str) -> None:
     if not good:
         raise InputError(sentence)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an integer, also numpy's; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole_at_least(least: int, **values: Any) -> None:
+    """Raise `InputError`, naming the argument, for one that is no integer, or too small."""
+    for name, value in values.items():
+        good = is_whole(value) and value >= least
+        require(good, f"{name} must be a whole number of at least {least}, got {short(value)}")
+
+
+def require_name(what: str, value: object) -> None:
+    """Raise `InputError` unless it is a text or a path."""
+    good = isinstance(value, (str, os.PathLike))
+    require(good, f"{what} must be a text or a path, got {short(value)}")
+
+
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "int": (is_whole, "a whole number"),
+    "float": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+}
+
+
+def check_plain(options: Any) -> None:
+    """Raise `InputError` for a number, or True or False, of a dataclass that is something else."""
+    for field in dataclasses.fields(options):
+        kind, _, optional = str(field.type).partition(" | ")
+        if kind in _KINDS:
+            good, words = _KINDS[kind]
+            value = getattr(options, field.name)
+            if not (good(value) or (value is None and optional)):
+                raise InputError(f"{field.name} must be {words}, got {short(value)}")
+
+
+def require_kind(name: str, value: object, kind: type, hint: str = "") -> None:
+    """Raise `InputError` unless the value is of this class; `hint`: how to make one."""
+    good = isinstance(value, kind)
+    require(good, f"{name} must be a {kind.__name__}{hint}, got {short(value)}")
 
 
 def unused(flag: str, value: object, default: object, needs: str) -> None:

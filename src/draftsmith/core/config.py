@@ -6,11 +6,21 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
-from draftsmith.config import Configuration, parse_list, real_number, require, short, whole_number
+from draftsmith.config import (
+    Configuration,
+    check_plain,
+    is_whole,
+    parse_list,
+    real_number,
+    require,
+    short,
+    whole_at_least,
+    whole_number,
+)
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import RULES, plugin_names
 from draftsmith.provenance import read_json
@@ -41,15 +51,24 @@ class TreeShape:
     keep: int | None = None
 
     def __post_init__(self) -> None:
+        rows = (self.widths, *self.paths) if isinstance(self.paths, tuple) else (self.paths,)
+        numbers = all(isinstance(row, tuple) and all(map(is_whole, row)) for row in rows)
+        if not (numbers and (self.keep is None or is_whole(self.keep))):
+            raise InputError(
+                "a tree's widths are a tuple of whole numbers, its paths a tuple of such tuples, "
+                f"and keep is a whole number or None; got widths={short(self.widths)}, "
+                f"paths={short(self.paths)}, keep={short(self.keep)}"
+            )
         if self.paths:
             _check_paths(self.paths)
         if bool(self.paths and self.widths) or (self.keep is not None and not self.widths):
-            raise ValueError("a tree has either widths (and perhaps keep) or paths")
+            raise InputError("a tree has either widths (and perhaps keep) or paths")
         if min((*self.widths, 1 if self.keep is None else self.keep)) < 1:
-            raise ValueError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
+            raise InputError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
 
     @classmethod
     def chain(cls, length: int) -> TreeShape:
+        whole_at_least(0, length=length)
         return cls(widths=(1,) * length)
 
     @property
@@ -141,14 +160,14 @@ def _read_tree(path: Path) -> TreeShape:
 
 
 def _check_paths(paths: Sequence[tuple[int, ...]]) -> None:
-    """Raise ValueError unless every node's parent and elder siblings come before it."""
+    """Raise InputError unless every node's parent and elder siblings come before it."""
     known: set[tuple[int, ...]] = {()}
     length = 1
     for path in paths:
         *above, rank = path or (-1,)
         complete = tuple(above) in known and (rank == 0 or (*above, rank - 1) in known)
         if rank < 0 or len(path) < length or path in known or not complete:
-            raise ValueError(f"the node {path} comes without its ancestors or elder siblings")
+            raise InputError(f"the node {path} comes without its ancestors or elder siblings")
         known.add(path)
         length = len(path)
 
@@ -224,6 +243,10 @@ class Warping:
         ):
             require(math.isfinite(value), f"{name(field)} must be a finite number, got {value}")
         for token, bias in logit_bias:
+            require(
+                is_whole(token) and isinstance(bias, Real),
+                f"{name('logit_bias')} takes token ids and numbers, got {short((token, bias))}",
+            )
             require(token >= 0, f"{name('logit_bias')}: a token id is 0 or more, got token {token}")
             # -inf forbids a token; +inf and NaN have no law.
             good = math.isfinite(bias) or bias == -math.inf
@@ -287,12 +310,6 @@ def check_temperature(value: float, name: str = "--temperature") -> None:
     require(good, f"{name} must be 0 (greedy) or a positive number, got {value}")
 
 
-_NUMBERS: dict[str, tuple[type, str]] = {
-    "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Warping):
     """How to continue a prompt, by the names and with the defaults of vLLM's `SamplingParams`.
@@ -330,13 +347,7 @@ class SamplingParams(Warping):
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            kind, _, optional = str(field.type).partition(" | ")
-            if kind in _NUMBERS:
-                number, words = _NUMBERS[kind]
-                value = getattr(self, field.name)
-                good = isinstance(value, number) or (value is None and bool(optional))
-                require(good, f"{field.name} must be {words}, got {value!r}")
+        check_plain(self)
         texts = isinstance(self.stop, Collection) and all(
             isinstance(text, str) for text in self.stop
         )
@@ -345,9 +356,8 @@ class SamplingParams(Warping):
             f"stop must be a text or a list of texts, got {self.stop!r}",
         )
         ids = self.stop_token_ids
-        whole = isinstance(ids, Collection) and all(isinstance(token, Integral) for token in ids)
         require(
-            ids is None or whole,
+            ids is None or (isinstance(ids, Collection) and all(map(is_whole, ids))),
             f"stop_token_ids must be a list of whole numbers, got {ids!r}",
         )
         require(self.n >= 1, f"n must be at least 1, got {self.n}")
@@ -358,7 +368,12 @@ class SamplingParams(Warping):
         )
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        self.check_warping((self.logit_bias or {}).items())
+        biases = {} if self.logit_bias is None else self.logit_bias
+        require(
+            isinstance(biases, Mapping),
+            f"logit_bias must map token ids to numbers, got {short(biases)}",
+        )
+        self.check_warping(biases.items())
         if self.seed is not None:
             check_seed(self.seed)
         most = self.max_tokens

@@ -21,9 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftsmith.config import check_plain, require, require_kind, short, whole_at_least
 from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.config import check_seed
 from draftsmith.core.law import Noise
-from draftsmith.core.rows import Row, StopStrings, common_prefix, start_rows
+from draftsmith.core.rows import (
+    Row,
+    StopStrings,
+    common_prefix,
+    several,
+    start_rows,
+    token_ids,
+)
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder
 from draftsmith.core.trees import limit_depth, pad_nodes
@@ -70,6 +79,27 @@ class DecodeOptions:
     """Fill every draft up with padding to its largest size: the target's forward then sees few
     shapes (the key view grows in buckets anyway), as a compiled forward wants."""
 
+    def __post_init__(self) -> None:
+        check_plain(self)
+        whole_at_least(1, max_new_tokens=self.max_new_tokens)
+        check_seed(self.seed)
+        require_kind("sampler", self.sampler, Sampler, ", such as Sampler.from_params(params)")
+        if self.verifier_sampler is not None:
+            require_kind("verifier_sampler", self.verifier_sampler, Sampler)
+        if self.shape is not None:
+            require_kind("shape", self.shape, TreeShape, ", such as TreeShape.chain(4)")
+        if self.policy is not None:
+            require_kind("policy", self.policy, LengthPolicy, " (see draftsmith.plan)")
+        require(
+            isinstance(self.rule, str) or hasattr(self.rule, "walk"),
+            f"rule must be the name of a verification rule, or a Rule, got {short(self.rule)}",
+        )
+        require(
+            isinstance(self.stop_strings, (tuple, list))
+            and all(isinstance(text, str) for text in self.stop_strings),
+            f"stop_strings must be a tuple of texts, got {short(self.stop_strings)}",
+        )
+
 
 @dataclass(slots=True)
 class Session:
@@ -83,10 +113,24 @@ class Session:
     state: DraftState | None = None
     tokens: list[list[int]] | None = None
     """Per row, the tokens that the cache holds."""
+    opened_with: tuple[Target, Drafter] | None = None
+    """Whose cache and state these are; None: not known."""
 
     def clear(self) -> None:
         """Forget everything: the next call starts afresh, as behind an interrupted step."""
-        self.cache = self.state = self.tokens = None
+        self.cache = self.state = self.tokens = self.opened_with = None
+
+    def check_opened_with(self, target: Target, drafter: Drafter) -> None:
+        """Raise `InputError` where another target or drafter filled it."""
+        if self.opened_with is None:
+            return
+        now = (("target", target), ("drafter", drafter))
+        for (what, new), old in zip(now, self.opened_with, strict=True):
+            require(
+                old is new,
+                f"This session was opened with another {what}: go on with that one, call "
+                "session.clear() to begin anew, or take a new Session().",
+            )
 
 
 def decode(
@@ -116,7 +160,23 @@ def decode(
             the vocabulary.
         LossyRule, UnsupportedProposal: see `verify`.
     """
-    ids = tuple(range(len(prompts))) if request_ids is None else tuple(request_ids)
+    require(
+        hasattr(target, "new_cache"),
+        f"target must be a loaded model, such as load_target gives, got {short(target)}",
+    )
+    require_kind("drafter", drafter, Drafter, ", such as load_drafter gives")
+    bound = drafter.bound_to
+    require(
+        bound is None or bound.vocab_size == target.vocab_size,
+        f"{type(drafter).__name__} is bound to another target than {target.name}, with another "
+        "vocabulary: call drafter.bind(target) first.",
+    )
+    require_kind("options", options, DecodeOptions)
+    if session is not None:
+        require_kind("session", session, Session)
+        session.check_opened_with(target, drafter)
+    prompts, predictions = several(prompts, "prompts"), several(predictions, "predictions")
+    ids = tuple(range(len(prompts)) if request_ids is None else several(request_ids, "request_ids"))
     rows = start_rows(
         prompts,
         ids,
@@ -125,12 +185,15 @@ def decode(
         vocab_size=target.vocab_size,
         max_length=target.max_length,
     )
-    end_ids = frozenset(options.stop_token_ids)
-    if unknown := [token for token in end_ids if not 0 <= token < target.vocab_size]:
+    end_ids = frozenset(token_ids(options.stop_token_ids, "stop_token_ids", target.vocab_size))
+    if len(predictions) not in (0, len(prompts)):
         raise InputError(
-            f"stop_token_ids holds token {min(unknown)}, outside the target's vocabulary of "
-            f"{target.vocab_size}: no text would end with it."
+            f"{len(prompts)} prompts need as many predictions (an empty one where there is none), "
+            f"got {len(predictions)}."
         )
+    expected = tuple(
+        token_ids(one, f"Prediction {b}", target.vocab_size) for b, one in enumerate(predictions)
+    )
     if not options.ignore_end:
         end_ids |= target.end_ids
     stops = StopStrings(options.stop_strings, target.tokenizer)
@@ -141,7 +204,7 @@ def decode(
         tokens=[row.tokens for row in rows],
         request_ids=ids,
         max_new_tokens=options.max_new_tokens,
-        predictions=tuple(predictions),
+        predictions=expected,
     )
     cache, state = _open(target, drafter, request, rows, shape, session)
     base_noise = Noise(options.seed, ids, [len(row.tokens) for row in rows])
@@ -195,6 +258,7 @@ def decode(
                 )
             if session is not None:
                 session.cache, session.state = cache, state
+                session.opened_with = target, drafter
                 session.tokens = [
                     row.tokens[: int(cache.lengths_B[b])] for b, row in enumerate(active)
                 ]

@@ -17,9 +17,10 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
+from draftsmith.config import is_whole, require_kind, short, whole_at_least
 from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.rows import StopStrings, check_prompt
+from draftsmith.core.rows import StopStrings, check_prompt, several
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
 from draftsmith.core.verify import Rule
@@ -168,8 +169,11 @@ def generate(
     Raises:
         InputError: see `decode`; or a batch size below 1.
     """
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    require_kind("options", options, DecodeOptions)
+    whole_at_least(1, batch_size=batch_size)
+    prompts, predictions = several(prompts, "prompts"), several(predictions, "predictions")
+    if predictions and len(predictions) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts need as many predictions, not {len(predictions)}")
     stops = StopStrings(options.stop_strings, target.tokenizer)
     results: list[Generation] = []
     for start in range(0, len(prompts), batch_size):
@@ -298,11 +302,17 @@ class Generator:
         )
         if isinstance(target, (str, os.PathLike)):
             target = open_target(model)
+        elif not hasattr(target, "new_cache"):
+            raise InputError(
+                f"target must be a name, a folder or a loaded model, got {short(target)}."
+            )
         elif model != ModelConfig(target=""):
             raise InputError(
                 f"{target.name} is loaded already: give dtype, device, attn_implementation, "
                 "revision and trust_remote_code to load_target."
             )
+        require_kind("drafter_options", drafter_options, Mapping, " of options to values")
+        DecodeOptions(shape=shape, policy=policy, rule=rule, allow_lossy=allow_lossy)  # checks them
         if isinstance(drafter, (str, os.PathLike)):
             options = [f"{name}={value}" for name, value in drafter_options.items()]
             drafter = load_drafter(os.fspath(drafter), options)
@@ -343,12 +353,12 @@ class Generator:
             LossyRule, UnsupportedProposal: see `draftsmith.core.verify.check_rule`.
         """
         params = SamplingParams() if params is None else params
+        require_kind("params", params, SamplingParams)
         self._bind()
         ids = [_prompt_tokens(one, i, self.target) for i, one in enumerate(_as_list(prompts))]
         if isinstance(predictions, str):
             predictions = [predictions]
-        if predictions and len(predictions) != len(ids):
-            raise InputError(f"{len(ids)} prompts need as many predictions, not {len(predictions)}")
+        predictions = several(predictions, "predictions")
         if self.target.tokenizer is None and any(isinstance(one, str) for one in predictions):
             raise InputError(f"{self.target.name} has no tokenizer: give predictions as token ids.")
         expected = [
@@ -403,10 +413,10 @@ def _as_list(prompts: Any) -> list[Any]:
     prompts = _plain(prompts)
     if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
-    several = list(prompts)
-    if not several:
+    listed = list(prompts)
+    if not listed:
         raise InputError("There is no prompt to continue.")
-    return [several] if isinstance(several[0], (Integral, Mapping)) else several
+    return [listed] if isinstance(listed[0], (Integral, Mapping)) else listed
 
 
 def _plain(values: Any) -> Any:
@@ -422,9 +432,7 @@ def _prompt_tokens(prompt: Any, number: int, target: Target) -> Sequence[int]:
     parts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
     if parts and all(isinstance(one, Mapping) for one in parts):
         return encode(Prompt(id=str(number), messages=_messages(parts, number)), target)
-    if parts is None or not all(
-        isinstance(one, Integral) and not isinstance(one, bool) for one in parts
-    ):
+    if parts is None or not all(is_whole(one) for one in parts):
         raise InputError(
             f"Prompt {number} is neither a text, nor token ids, nor a chat: a list of messages "
             "with `role` and `content`."

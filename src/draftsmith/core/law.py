@@ -59,7 +59,7 @@ class Noise:
 
     def __init__(self, seed: int, request_ids: Sequence[int], roots: Sequence[int]) -> None:
         ids = np.asarray(request_ids, dtype=np.int64).astype(np.uint64)
-        start = np.full(len(ids), seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
+        start = np.full(len(ids), int(seed) & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
         self._base_B = _mix(_mix(start + _GOLDEN) ^ (ids + _GOLDEN) * _GOLDEN)
         self.roots_B = np.asarray(roots, dtype=np.int64)
 

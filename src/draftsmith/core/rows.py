@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftsmith.config import require
+from draftsmith.config import is_whole, require, short
 from draftsmith.core.sampling import History
 from draftsmith.core.types import RowStats, StepCount
 from draftsmith.errors import InputError
@@ -173,22 +173,52 @@ class Row:
         return self._stats
 
 
-def check_prompt(
-    tokens: Sequence[int], label: str, target: str, vocab_size: int, max_length: int | None
-) -> None:
-    """Raise `InputError`, which begins with `label`, unless the target can continue them."""
-    require(len(tokens) > 0, f"{label} is empty: give at least one token.")
-    require(
-        max_length is None or len(tokens) < max_length,
-        f"{label} has {len(tokens)} tokens, but {target} has a context of {max_length}: shorten it "
-        "so that at least one token fits behind it.",
-    )
-    bad = [token for token in tokens if not 0 <= token < vocab_size]
+TEXTS = ": target.tokenizer makes token ids of a text, and draftsmith.Generator takes texts."
+
+
+def token_ids(tokens: Any, label: str, vocab_size: int) -> list[int]:
+    """The tokens as a list; arrays, tensors and numpy's integers are welcome.
+
+    Raises:
+        InputError: beginning with `label`: it is something else, or outside the vocabulary.
+    """
+    listed = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    good = isinstance(listed, Collection) and not isinstance(listed, (str, bytes, Mapping))
+    if not (good and all(map(is_whole, listed))):
+        raise InputError(
+            f"{label} must be token ids, a list of whole numbers, got {short(listed)}{TEXTS}"
+        )
+    ids = [int(token) for token in listed]
+    bad = [token for token in ids if not 0 <= token < vocab_size]
     if bad:
         raise InputError(
             f"{label} holds token {bad[0]}, outside the target's vocabulary of {vocab_size}: "
             "tokenizer and model do not belong together."
         )
+    return ids
+
+
+def several(values: Any, name: str) -> list[Any]:
+    """Prompts, predictions or request ids as a list, also from an array or an iterator."""
+    good = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
+    hint = TEXTS if isinstance(values, str) else "."
+    require(good, f"{name} must be a list with an entry per row, got {short(values)}{hint}")
+    return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+
+
+def check_prompt(
+    tokens: Any, label: str, target: str, vocab_size: int, max_length: int | None
+) -> list[int]:
+    """The tokens as a list. Raises `InputError`, which begins with `label`, unless the target can
+    continue them."""
+    ids = token_ids(tokens, label, vocab_size)
+    require(len(ids) > 0, f"{label} is empty: give at least one token.")
+    require(
+        max_length is None or len(ids) < max_length,
+        f"{label} has {len(ids)} tokens, but {target} has a context of {max_length}: shorten it "
+        "so that at least one token fits behind it.",
+    )
+    return ids
 
 
 def start_rows(
@@ -209,16 +239,19 @@ def start_rows(
         raise InputError("There is no prompt to continue.")
     if len(ids) != len(prompts):
         raise InputError(f"{len(prompts)} prompts need as many request ids, got {len(ids)}.")
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
+    for request_id in ids:
+        require(
+            is_whole(request_id) and 0 <= request_id < 2**63,
+            f"A request id must be a whole number from 0 to 2^63 - 1, got {short(request_id)}.",
+        )
     rows = []
     for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        check_prompt(prompt, f"Prompt {number}", target, vocab_size, max_length)
+        tokens = check_prompt(prompt, f"Prompt {number}", target, vocab_size, max_length)
         rows.append(
             Row(
                 request_id=request_id,
-                tokens=list(prompt),
-                num_prompt=len(prompt),
+                tokens=tokens,
+                num_prompt=len(tokens),
                 max_new_tokens=max_new_tokens,
                 max_length=max_length,
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftsmith.config import check_plain, require, require_kind, short
 from draftsmith.core.config import SamplingParams, Warping, check_temperature
 from draftsmith.core.law import Law
 from draftsmith.core.transfer import to_device
@@ -81,12 +82,20 @@ class Sampler(Warping):
     """Pairs (token, amount added to its logit)."""
 
     def __post_init__(self) -> None:
+        check_plain(self)
         check_temperature(self.temperature, "temperature")
+        pairs = isinstance(self.logit_bias, tuple) and all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in self.logit_bias
+        )
+        require(
+            pairs, f"logit_bias must be a tuple of (token, amount), got {short(self.logit_bias)}"
+        )
         self.check_warping(self.logit_bias)
 
     @classmethod
     def from_params(cls, params: SamplingParams) -> Sampler:
         """The sampler that `params` describe."""
+        require_kind("params", params, SamplingParams)
         biases = tuple((params.logit_bias or {}).items())
         return cls(temperature=params.temperature, logit_bias=biases, **params.warping())
 

@@ -157,6 +157,11 @@ class Drafter(nn.Module, abc.ABC):
     def bind(self, target: TargetView) -> None:
         """Borrow what is needed of the target (vocabulary, tokenizer, embedding, head)."""
 
+    @property
+    def bound_to(self) -> TargetView | None:
+        """The target that it borrows from; None: it is not bound, or borrows nothing."""
+        return None
+
     def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
         """The language model whose law under `sampler` a first child is a draw of, and how its ids
         and the target's correspond; None: no language model's."""

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from draftsmith.config import Configuration, Many, Range, at_least, parse_list, require, short
+from draftsmith.config import (
+    Configuration,
+    Many,
+    Range,
+    at_least,
+    parse_list,
+    require,
+    require_name,
+    short,
+)
 from draftsmith.core.config import (
     LOSSLESS_RULES,
     LOSSY_RULES,
@@ -37,6 +46,8 @@ def built_in_kinds() -> tuple[str, ...]:
 def drafter_parts(name: str) -> tuple[str, str | None]:
     """(kind, source) of KIND, KIND:SOURCE or the folder of a draft model or drafter; source None:
     none. A kind is a kind, even beside a folder of its name: that one is `./KIND`."""
+    require_name("a drafter", name)
+    name = os.fspath(name)
     if name in kinds():
         return name, None
     # unlike Path.is_file, this takes any text

@@ -116,6 +116,10 @@ class Independent(Drafter):
         return self._draft
 
     @property
+    def bound_to(self) -> TargetView | None:
+        return self._target
+
+    @property
     def reads_text(self) -> bool:
         """Bound to a target with another tokenizer: it drafts through text."""
         return self._target is not None and self._vocabularies is None
@@ -182,7 +186,8 @@ class Independent(Drafter):
         sampler: Sampler,
         noise: Noise,
     ) -> DraftTree:
-        assert self._draft is not None and self._target is not None
+        if self._draft is None or self._target is None:
+            raise self.unbound()
         if isinstance(state, ReencodedState):
             return reencoded_tree(self._draft, self._target, state, shape, depth_B, sampler, noise)
         assert isinstance(state, _State) and self._vocabularies is not None

@@ -143,43 +143,23 @@ class PredictionDrafter(Drafter):
         super().__init__(config)
         self.default_shape = TreeShape.chain(self.config.length)
         self._end_ids: frozenset[int] = frozenset()
-        self._vocab_size: int | None = None
 
     def bind(self, target: TargetView) -> None:
-        self._end_ids, self._vocab_size = target.end_ids, target.vocab_size
+        self._end_ids = target.end_ids
 
     def start(self, request: RequestBatch) -> _State:
         predictions = request.predictions or [()] * len(request.tokens)
-        if len(predictions) != len(request.tokens):
-            raise InputError(
-                f"{len(request.tokens)} prompts need as many predictions (an empty one where there "
-                f"is none), got {len(predictions)}."
-            )
         return _State(
             [
                 _Row(
                     config=self.config,
                     tokens=list(tokens),
                     base=len(tokens),
-                    prediction=self._checked(number, prediction),
+                    prediction=list(prediction),
                 )
-                for number, (tokens, prediction) in enumerate(
-                    zip(request.tokens, predictions, strict=True)
-                )
+                for tokens, prediction in zip(request.tokens, predictions, strict=True)
             ]
         )
-
-    def _checked(self, number: int, prediction: Sequence[int]) -> list[int]:
-        """The prediction, all of whose tokens the target knows."""
-        out: list[int] = []
-        for token in prediction:
-            if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
-                raise InputError(
-                    f"Prediction {number} holds token {token}, outside the target's vocabulary of "
-                    f"{self._vocab_size}: it was made with another tokenizer."
-                )
-            out.append(token)
-        return out
 
     def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
         """A request that brings predictions starts them at its own end; else the old ones go on."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from draftsmith.config import from_dict, override
+from draftsmith.config import from_dict, override, require, short
 from draftsmith.drafters.base import STRUCTURE, Drafter, options_marked
 from draftsmith.drafters.config import built_in_kinds, drafter_manifest, drafter_parts, kinds
 from draftsmith.errors import InputError, nearest
@@ -62,19 +62,22 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
 def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
     """As `load_drafter`, but a kind without a source is an untrained drafter."""
     given: dict[str, object] = {}
+    listed = isinstance(assignments, Sequence) and all(isinstance(one, str) for one in assignments)
+    require(listed, f"assignments must be texts FIELD=VALUE, got {short(assignments)}")
     kind, source = drafter_parts(spec)
+    spec = os.fspath(spec)
     if kind not in kinds() and kind != spec and source == spec:  # a folder said its kind
         raise InputError(
             f"The folder {spec} holds a drafter of the kind {kind!r}, which is not installed here"
             f"{nearest(kind, kinds())}."
         )
     joined = [part.partition(":")[0] for part in spec.split("+")]
-    if len(joined) > 1 and set(joined) <= set(kinds()) and not Path(spec).exists():
+    if len(joined) > 1 and set(joined) <= set(kinds()) and not os.path.exists(spec):
         raise InputError(
             f"--drafter {spec!r} joins drafters with '+', which is not supported: give one of them."
         )
-    if kind not in kinds() and (os.sep in spec or Path(spec).is_dir()):
-        what = "has no config.json" if Path(spec).is_dir() else "does not exist"
+    if kind not in kinds() and (os.sep in spec or os.path.isdir(spec)):
+        what = "has no config.json" if os.path.isdir(spec) else "does not exist"
         raise InputError(
             f"The drafter folder {spec!r} {what}: give a folder with a transformers model, such as "
             "draftsmith pretrain writes (or independent:HUB_ID for a model of the hub)."

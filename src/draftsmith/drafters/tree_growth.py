@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.config import require
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler
@@ -268,6 +269,11 @@ def _grow_fixed(
         before_R = how.histories(tokens_BN, template, level.frontier_F)
         if how.choice == "greedy":
             scores_RV = how.sampler.penalised(scores_RV, before_R)
+            require(
+                shape.widest <= scores_RV.shape[1],
+                f"the draft has nodes with {shape.widest} children, but there are only "
+                f"{scores_RV.shape[1]} tokens: ask for a narrower tree",
+            )
             drawn_RW = scores_RV.topk(kids_FW.shape[1], dim=-1).indices
         else:
             law = _law(how, scores_RV, before_R)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
+from draftsmith.config import require_name
 from draftsmith.core import attention
 from draftsmith.core.cache import Block, KVCache, KVSpec
 from draftsmith.core.transfer import to_device
@@ -368,6 +370,8 @@ def load_target(
         BackendError: the folder is missing or unreadable, or holds parts of two models.
         UnsupportedModel: the architecture cannot be decoded exactly.
     """
+    require_name("a target", name)
+    name = os.fspath(name)
     model = load_model(
         name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )

@@ -251,6 +251,10 @@ class TrainedDrafter(Drafter):
         self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
 
     @property
+    def bound_to(self) -> TargetView | None:
+        return self._borrowed[0] if self._borrowed else None
+
+    @property
     def target(self) -> TargetView:
         """What `bind` borrowed.
 
