@@ -122,7 +122,8 @@ def parse_list(text: str, kind: Callable[[str], T], *, name: str) -> tuple[T, ..
 
 MOST = 2**31 - 1
 """The largest count that an option takes, unless it has a limit of its own."""
-_LARGEST = 1e30
+LARGEST = 1e30
+"""The largest number."""
 
 
 def whole_number(text: str, name: str) -> int:
@@ -140,8 +141,8 @@ def real_number(text: str, name: str) -> float:
     size."""
     value = float(text)
     word = text.strip(" +-").isalpha()  # inf or nan, not 400 digits
-    if value and not word and not 1 / _LARGEST <= abs(value) <= _LARGEST:
-        size = f"a number of a size between {1 / _LARGEST:g} and {_LARGEST:g}"
+    if value and not word and not 1 / LARGEST <= abs(value) <= LARGEST:
+        size = f"a number of a size between {1 / LARGEST:g} and {LARGEST:g}"
         raise InputError(f"{name} must be {size}, or 0, got {short(text)}")
     return value
 
@@ -376,7 +377,7 @@ class Duration:
         if not ending:
             forms = "2000steps, 3epochs or 5Mtokens"
             raise InputError(f"--duration must be like {forms}, got {short(text)}")
-        if not 0 < amount <= _LARGEST:
+        if not 0 < amount <= LARGEST:
             raise InputError(f"--duration must be above 0 and finite, got {short(text)}")
         unit = cast(Literal["step", "epoch", "token"], ending.removesuffix("s"))
         return cls(amount=float(amount), unit=unit)
@@ -407,10 +408,10 @@ def parse_count(text: str, name: str) -> float:
     """
     number = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
     count = float(_amount(text, "kmbt", number=number)[0])
-    if not 1 <= count <= _LARGEST:
+    if not 1 <= count <= LARGEST:
         raise InputError(
             f"{name} must be a count of 1 or more such as 1.8e11, 180000000000 or 180B (K, M, B "
-            f"or T), and at most {_LARGEST:g}, got {short(text)}"
+            f"or T), and at most {LARGEST:g}, got {short(text)}"
         )
     return count
 

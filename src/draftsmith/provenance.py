@@ -144,12 +144,13 @@ def git_revision() -> dict[str, Any] | None:
 def machine_summary() -> dict[str, Any]:
     """What decides speed, without names of hosts, users or folders."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = memory_bytes()
     summary: dict[str, Any] = {
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpu": _cpu_name(),
         "cpus": usable,
-        "memory_gib": _memory_gib(),
+        "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "torch_threads": None,
         "accelerators": [],
     }
@@ -464,9 +465,10 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_gib() -> float | None:
+def memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not say."""
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
 

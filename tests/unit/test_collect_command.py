@@ -314,7 +314,7 @@ def test_hidden_states_of_a_drafter_come_by_its_name(
         (["--top-k", "301"], "--top-k 301 is more than the 300 tokens of the target"),
         (["--beams", "2", "--samples", "2"], "give one of --samples, --beams and --gold"),
         (["--beams", "two"], "--beams must be a whole number or auto, got 'two'"),
-        (["--temperatures", "0.5,-1"], "--temperature must be 0 (greedy) or a positive number"),
+        (["--temperatures", "0.5,-1"], "--temperatures must be 0 (greedy) or a positive number"),
         (["--max-bytes", "much"], "--max-bytes must be a size such as 500MB"),
         (["--features", "last,x"], "--features: layer numbers and 'last', by commas, or one"),
         (["--features", "eagel3"], "Unknown drafter 'eagel3'; did you mean 'eagle3'?"),

@@ -171,7 +171,9 @@ def test_the_commands_are_commands(plan: Any, target: Path, tmp_path: Path, told
     assert all(line in script for line in found["commands"])
     for rung, options in zip(found["rungs"], made[1:7:2], strict=True):
         assert isinstance(options, PretrainOptions)
-        student = student_config(options.model, vocab_size=32_000, end_id=0, pad_id=0, context=1024)
+        block = options.training.block_length
+        sizes = {"vocab_size": 32_000, "end_id": 0, "pad_id": 0}
+        student = student_config(options.model, **sizes, context=block)
         assert weights(student) == rung["params"]
         assert options.training.duration == f"{rung['tokens']:.0f}tokens" == "20000000000tokens"
         assert str(options.out) == rung["drafts"]["pretrained"]
@@ -356,7 +358,8 @@ def test_where_no_draft_pays_there_is_nothing_to_run(plan: Any, tmp_path: Path) 
         ("--target maker/model --tokens 1B", "maker/model is no folder here"),
         ("--target-params 13B --target-tokens 1T --tokens 1B --cost-floor 0", "--cost-floor must"),
         ("--target-params 13B --target-tokens 1T --tokens 1B --out a,b", "must not hold a comma"),
-        (f"{HOURS} 1e300 --tokens-per-second 1e300", "--tokens-per-second must be"),
+        (f"{HOURS} 1e300 --tokens-per-second 1e300", "--hours must be"),
+        (f"{HOURS} 1e30 --tokens-per-second 1e30", "--tokens-per-second must be"),
         (f"{HOURS} 1e-9 --tokens-per-second 1", "--tokens-per-second must be"),
         (f"{HOURS} 1e-3 --tokens-per-second 1", "budget of --hours x --tokens-per-second = 3.6"),
         ("--target-params 13B --target-tokens 1T --tokens 1", "with a budget of --tokens = 1 no"),

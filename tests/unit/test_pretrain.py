@@ -35,11 +35,12 @@ from draftsmith.config import Duration
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.data import text as _text
 from draftsmith.data.text import TextConfig
-from draftsmith.distill import callbacks, pretraining, tokenizer_training
+from draftsmith.distill import callbacks, distributed, pretraining, tokenizer_training
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.distributed import training_folder
 from draftsmith.distill.initial_model import build_student, student_config, subclone_from
+from draftsmith.distill.model_sizes import check_memory
 from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import output_folder
@@ -305,6 +306,67 @@ def test_long_blocks_that_do_not_fill_a_step_are_refused_before_the_model_is_mad
         pretrain.run(options(corpus, tmp_path, long_block_length=96))
 
 
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"layers": 1000, "hidden": 65536, "heads": 64}, "--hidden 65536"),
+        ({"hidden": 2**30}, "--hidden 1073741824"),
+        ({"intermediate": 2**31 - 1}, "--intermediate 2147483647"),
+        ({"vocab_size": 2**31 - 1}, "--vocab-size 2147483647"),
+    ],
+)
+def test_a_model_that_cannot_fit_into_memory_is_refused_before_anything_is_read(
+    change: dict[str, int],
+    flag: str,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pretraining, "read_data", None)
+    base = options(corpus, tmp_path)
+    with pytest.raises(InputError, match=rf"{flag}\b.* [0-9,]+ bytes"):
+        pretrain.run(replace(base, model=replace(base.model, **change)))
+
+
+def test_the_bytes_that_are_refused_are_those_of_the_model() -> None:
+    """A model of a given number of parameters needs sixteen bytes for each."""
+    wanted = ArchitectureConfig(size="tiny", layers=2, vocab_size=400)
+    config = student_config(wanted, vocab_size=400, end_id=0, pad_id=0, context=64)
+    size = 16 * sum(weight.numel() for weight in build_student(config, seed=0).parameters())
+    check_memory(wanted, size)
+    with pytest.raises(InputError, match=f"{size:,} bytes"):
+        check_memory(wanted, size - 1)
+    check_memory(wanted, size // 2, processes=2)
+    check_memory(wanted, None)
+
+
+def test_blocks_longer_than_the_positions_of_a_target_are_refused(tmp_path: Path) -> None:
+    family("opt").save_pretrained(tmp_path)
+    wanted = ArchitectureConfig(tokenizer=str(tmp_path), layers=1, heads=2, hidden=32)
+    sizes = {"vocab_size": 96, "end_id": 1, "pad_id": 1}
+    with pytest.raises(InputError, match=r"--block-length.* 9999 tokens .*--context 9999"):
+        student_config(wanted, **sizes, context=9999)
+    student_config(replace(wanted, context=9999), **sizes, context=9999)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "tensorbord", "tensorboard,nonsense"])
+def test_a_tracker_that_is_none_is_refused_before_anything_is_read(
+    name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretraining, "read_data", None)
+    with pytest.raises(InputError, match=r"--report-to: .*tensorboard"):
+        pretrain.run(replace(options(corpus, tmp_path), report_to=name))
+
+
+def test_a_tracker_that_is_not_installed_is_not_left_out(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretraining, "read_data", None)
+    monkeypatch.setattr(distributed, "get_available_trackers", list)
+    with pytest.raises(InputError, match=r"--report-to tensorboard: .*not installed"):
+        pretrain.run(replace(options(corpus, tmp_path), report_to="tensorboard"))
+
+
 def test_tensorboard_gets_the_figures(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     base = replace(options(corpus, tmp_path, duration="2steps"), report_to="tensorboard")
@@ -324,8 +386,14 @@ def test_the_command_line_gives_these_options(corpus: Path, tmp_path: Path) -> N
         ("--hold-out 1", "--hold-out"),
         ("--init copy", "subclone:TARGET"),
         ("--vocab-subset 10", "needs --tokenizer"),
-        ("--learning-rate nan", "rates"),
+        ("--learning-rate nan", "--learning-rate"),
         ("--batch-tokens 0", "--batch-tokens"),
+        ("--batch-tokens 1024", "--batch-tokens 1024 .*--block-length"),
+        ("--context 1", "--context 1 .*--block-length"),
+        ("--context 2047", "--context 2047 .*--block-length .* 2048 tokens"),
+        ("--long-block-length 4096 --context 2048", "--context 2048 .*--long-block-length"),
+        ("--layers 100000", "--layers must be at most"),
+        ("--duration 9999999999999999999999999999999999steps", "--duration"),
     ]:
         with pytest.raises(InputError, match=message):
             parse("pretrain", [*words.split(), *wrong.split()]).validate()

@@ -26,6 +26,11 @@ from draftsmith.targets.config import ModelConfig
 if TYPE_CHECKING:
     from draftsmith.distill.trajectories.types import CollectSettings
 
+_MOST_LAYERS = 1024
+"""A layer is some modules of Python: to make thousands takes minutes."""
+_MOST_BEAMS = 4096
+_MOST_SAMPLES = 65536
+"""Each beam of a prompt is a row of the target's cache, each sample a request."""
 Size = Literal["tiny", "1m", "8m", "30m", "50m"]
 """Presets of `pretrain`; see `distill/model_sizes.py`."""
 
@@ -58,8 +63,9 @@ class ArchitectureConfig(Configuration):
     """random, or subclone:TARGET to cut the first weights from the target's."""
 
     def validate(self) -> None:
-        names = "layers heads kv_heads hidden intermediate context vocab_subset".split()
+        names = "heads kv_heads hidden intermediate context vocab_subset".split()
         each_at_least(1, self, *names)
+        at_least(1, "--layers", self.layers, most=_MOST_LAYERS)
         init = self.init
         require(
             init == "random" or (init.startswith("subclone:") and init != "subclone:"),
@@ -111,6 +117,11 @@ class ScheduleConfig(Configuration):
     """Recompute activations in the backward pass: less memory, more time."""
     deepspeed: Path | None = None
     """Refused: DeepSpeed cannot resume a run; use --parallel sharded (FSDP2)."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest block."""
+        return max(self.block_length, self.long_block_length or 0)
 
     def validate(self) -> None:
         each_at_least(2, self, "block_length", "long_block_length")
@@ -327,6 +338,21 @@ class PretrainConfig(RunConfig):
     data: TextConfig
     model: ArchitectureConfig = field(default_factory=ArchitectureConfig)
 
+    def validate(self) -> None:
+        super().validate()
+        context, longest = self.model.context, self.training.longest
+        require(
+            context is None or context >= longest,
+            f"--context {context} is less than a block: --block-length and --long-block-length "
+            f"are up to {longest} tokens",
+        )
+        tokens = self.training.batch_tokens
+        require(
+            tokens >= longest,
+            f"--batch-tokens {tokens} is less than a block: --block-length and --long-block-length "
+            f"are up to {longest} tokens",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(RunConfig):
@@ -462,14 +488,15 @@ class DistillConfig(RunConfig):
 
 def check_continuation(wanted: CollectConfig | CollectSettings) -> None:
     """Raise InputError for a value out of its range, by the name of its flag."""
-    at_least(1, "--samples", wanted.samples)
-    at_least(1, "--beams", None if wanted.beams == "auto" else wanted.beams)
-    at_least(1, "--max-beams", wanted.max_beams)
+    at_least(1, "--samples", wanted.samples, most=_MOST_SAMPLES)
+    at_least(1, "--beams", None if wanted.beams == "auto" else wanted.beams, most=_MOST_BEAMS)
+    at_least(1, "--max-beams", wanted.max_beams, most=_MOST_BEAMS)
     at_least(1, "--max-new-tokens", wanted.max_new_tokens)
     require(0 < wanted.top_p <= 1, f"--top-p must be above 0 and at most 1, got {wanted.top_p}")
     require(wanted.mass_gain > 0, f"--mass-gain must be above 0, got {wanted.mass_gain}")
-    good = math.isfinite(wanted.length_penalty)
-    require(good, f"--length-penalty must be a finite number, got {wanted.length_penalty}")
+    good = abs(wanted.length_penalty) <= 10  # lengths to that power are numbers
+    wrong = f"--length-penalty must lie between -10 and 10, got {wanted.length_penalty}"
+    require(good, wrong)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, convert_to_fp32
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType, broadcast_object_list, convert_to_fp32
 from accelerate.utils.environment import get_int_from_env
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -42,8 +43,8 @@ from draftsmith.core.types import TrajectoryBatch
 from draftsmith.distill.config import RunConfig, ScheduleConfig
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
-from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import output_folder, recorded, write_error
+from draftsmith.errors import BackendError, InputError, nearest
+from draftsmith.provenance import memory_bytes, output_folder, recorded, write_error
 
 
 class Learner(nn.Module):
@@ -241,6 +242,11 @@ def start_accelerator(options: RunConfig) -> Accelerator:
     """Return the devices, processes, mixed precision and trackers of this run."""
     names = [name.strip() for name in options.report_to.split(",")]
     names = [name for name in names if name not in ("", "none")]
+    for name in names:
+        if name not in (known := ["all", *map(str, LoggerType)]):
+            raise InputError(f"--report-to: there is no tracker {name!r}{nearest(name, known)}")
+        if name not in ("all", *map(str, get_available_trackers())):
+            raise InputError(f"--report-to {name}: its package is not installed")
     return make_accelerator(precision(options.dtype), names, options.out if names else None)
 
 
@@ -272,6 +278,13 @@ def make_accelerator(
             f"of them on {accelerator.device}: each would train everything; start one"
         )
     return accelerator
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU, or of the machine; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return memory_bytes()
 
 
 def started() -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from transformers import (
 )
 
 from draftsmith.distill.config import ArchitectureConfig
-from draftsmith.distill.model_sizes import PRESETS, dimensions
+from draftsmith.distill.model_sizes import dimensions, shape_of
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import loading
 
@@ -39,21 +38,14 @@ def student_config(
     options: ArchitectureConfig, *, vocab_size: int, end_id: int, pad_id: int, context: int
 ) -> PretrainedConfig:
     """The configuration of the new model. Raises InputError when dimensions do not fit together."""
-    names = ("layers", "heads", "hidden", "intermediate")
-    given = {name: getattr(options, name) for name in names if getattr(options, name)}
-    shape = replace(PRESETS[options.size], **given)
-    layers, heads, hidden = shape.layers, shape.heads, shape.hidden
-    kv_heads = options.kv_heads or heads
-    if hidden % heads or (hidden // heads) % 2:
-        raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")
-    if heads % kv_heads:
-        raise InputError(f"--heads {heads} must be a multiple of --kv-heads {kv_heads}")
+    shape = shape_of(options)
+    layers = shape.layers
     config: PretrainedConfig = LlamaConfig(tie_word_embeddings=True)
     if options.tokenizer is not None:
         with loading(f"the configuration of {options.tokenizer}"):
             config = AutoConfig.from_pretrained(options.tokenizer)
     wanted: dict[str, Any] = {
-        **dimensions(shape, kv_heads),
+        **dimensions(shape, options.kv_heads),
         "vocab_size": vocab_size,
         "max_window_layers": layers,
         "eos_token_id": end_id,
@@ -66,6 +58,12 @@ def student_config(
     for name, value in wanted.items():
         if name in known:
             setattr(config, name, value)
+    positions = config.to_dict().get("max_position_embeddings")
+    if positions is not None and positions < context:
+        raise InputError(
+            f"--block-length: blocks of {context} tokens do not fit into the {positions} positions "
+            f"of {options.tokenizer}; give shorter blocks, or --context {context}"
+        )
     kinds = config.to_dict().get("layer_types")
     if kinds:
         config.layer_types = [kinds[index * len(kinds) // layers] for index in range(layers)]

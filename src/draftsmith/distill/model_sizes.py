@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftsmith.distill.config import Size
+from draftsmith.distill.config import ArchitectureConfig, Size
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import read_json
 
 Config = Mapping[str, Any]
 
 
+DIMENSIONS = ("layers", "heads", "hidden", "intermediate")
+_TRAINED_BYTES = 16
+"""A parameter in training has a weight, a gradient and AdamW's two moments, all in float32."""
 _INNER_STEP = 8
 """Widths of feed-forward layers are multiples of it."""
 
@@ -179,6 +182,44 @@ def shape_for(config: Config, params: float) -> Preset:
         low, high = (middle, high) if counted(middle) < params else (low, middle)
     near = [scaled(heads, more) for heads in (low, high) for more in range(-2, 3)]
     return min(near, key=missed)
+
+
+def shape_of(options: ArchitectureConfig) -> Preset:
+    """The preset of --size with the dimensions that were given in its place.
+
+    Raises:
+        InputError: dimensions that do not fit together.
+    """
+    given = {name: getattr(options, name) for name in DIMENSIONS if getattr(options, name)}
+    shape = replace(PRESETS[options.size], **given)
+    heads, hidden, kv_heads = shape.heads, shape.hidden, options.kv_heads or shape.heads
+    if hidden % heads or (hidden // heads) % 2:
+        raise InputError(f"--hidden {hidden} must be an even multiple of --heads {heads}")
+    if heads % kv_heads:
+        raise InputError(f"--heads {heads} must be a multiple of --kv-heads {kv_heads}")
+    return shape
+
+
+def check_memory(options: ArchitectureConfig, memory: int | None, processes: int = 1) -> None:
+    """Raise InputError for a model whose training needs more memory than there is, before any of it
+    is asked for: counted as of Llama's family, which others come close to.
+
+    Args:
+        memory: bytes, of the device of one process; None: nobody knows.
+        processes: over how many weights and optimiser are divided.
+    """
+    shape = shape_of(options)
+    words = options.vocab_subset or (1 if options.tokenizer else options.vocab_size)
+    config = {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": words}
+    config |= dimensions(shape, options.kv_heads)
+    params = count_parameters(config, "the new model")
+    size = params * _TRAINED_BYTES // processes
+    if memory is not None and size > memory:
+        flags = [f"--{name} {getattr(shape, name)}" for name in DIMENSIONS]
+        raise InputError(
+            f"a model of {', '.join(flags)} and --vocab-size {words} has {params:,} parameters: "
+            f"weights, gradients and optimiser take {size:,} bytes, and there are {memory:,}"
+        )
 
 
 def resized(config: Config, preset: Preset) -> dict[str, Any]:

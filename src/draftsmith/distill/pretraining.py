@@ -37,9 +37,15 @@ from draftsmith.distill.batches import (
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.checkpoint import LOADING, finished_folder, save_model
 from draftsmith.distill.config import PretrainConfig
-from draftsmith.distill.distributed import check_parts, precision, start_accelerator
+from draftsmith.distill.distributed import (
+    check_parts,
+    device_memory,
+    precision,
+    start_accelerator,
+)
 from draftsmith.distill.evaluation import Evaluation
 from draftsmith.distill.initial_model import build_student, student_config, subclone
+from draftsmith.distill.model_sizes import check_memory
 from draftsmith.distill.objectives.distillation import CrossEntropy
 from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.types import Trajectory
@@ -74,10 +80,12 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
         InputError: the text, the shape of the model or a checkpoint cannot be used.
     """
     out, work, training = options.out, options.out / "work", options.training
-    longest = max(training.block_length, training.long_block_length or 0)
+    longest = training.longest
     blocks = f"blocks of {longest} tokens (--batch-tokens {training.batch_tokens})"
     check_parts(training, training.batch_tokens // longest, blocks)
     accelerator = start_accelerator(options)
+    parts = accelerator.num_processes if training.parallel == "sharded" else 1
+    check_memory(options.model, device_memory(accelerator.device), parts)
     with accelerator.main_process_first():  # it trains the tokenizer, the others read it
         data = read_data(options, work)
     steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from draftsmith.config import MOST, Configuration, at_least, require
-from draftsmith.core.config import check_bias
+from draftsmith.core.config import MOST_NODES, check_bias
 from draftsmith.data.prompts import check_prompt
 from draftsmith.errors import InputError
 
@@ -60,7 +60,7 @@ class RedraftConfig(Configuration):
         for name, bias in (("final", self.final_bias), ("revision", self.revision_bias)):
             if bias is not None:
                 check_bias(bias, f"--{name}-bias")
-        at_least(0, "--resync", self.resync)
+        at_least(0, "--resync", self.resync, most=MOST_NODES)
         share = 0 <= self.min_common <= 1
         require(share, f"--min-common must lie between 0 and 1, got {self.min_common}")
         good = math.isfinite(self.max_ratio) and self.max_ratio >= 0

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from draftsmith.config import LARGEST
 from draftsmith.core.speedup import Floats, check_domain, predicted_speedup, tokens_per_step
 from draftsmith.errors import InputError
 
@@ -141,7 +142,8 @@ class TokenBudget:
 
     def __post_init__(self) -> None:
         value = positive(self.amount, self.name)
-        check_domain(value >= 1, value, self.name, "a count of 1 or more")
+        good = (value >= 1) & (value <= LARGEST)
+        check_domain(good, value, self.name, f"a count from 1 to {LARGEST:g}")
 
     @property
     def text(self) -> str:

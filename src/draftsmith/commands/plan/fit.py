@@ -28,7 +28,7 @@ class PlanFitOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        at_least(20, "--bootstrap", self.bootstrap)
+        at_least(20, "--bootstrap", self.bootstrap, most=100_000)
         check_seed(self.seed, "--seed")
 
 
