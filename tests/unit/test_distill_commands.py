@@ -233,7 +233,7 @@ def test_bad_options_of_distill(
     assert "is no trajectory store" in said("--store", str(folder))
     told = said("--online", "--prompts", "p", "--duration", "5ktokens")
     assert "--duration 5ktokens cannot be kept with --online" in told
-    assert "a duration is like 2000steps" in said("--store", str(store), "--duration", "soon")
+    assert "--duration must be like 2000steps" in said("--store", str(store), "--duration", "soon")
     unknown = said("--store", str(store), "--objective", "rkll")
     assert "rkll" in unknown
     assert "rkl" in unknown.replace("rkll", "")
@@ -361,7 +361,7 @@ def test_a_run_is_not_continued_with_another_text(
         ("distill", "--laws states --aggregate mixture", "--aggregate mixture"),
         ("distill", "--prompts-per-step 4", "--prompts-per-step does nothing without --online"),
         ("distill", "--on-bad-prompt error", "--on-bad-prompt does nothing without --online"),
-        ("distill", "--weight-decay nan", "rates must be 0 or more"),
+        ("distill", "--weight-decay nan", "--weight-decay must be 0 or more"),
         ("distill", "--betas 2 3", "--betas must be at least 0 and below 1"),
         ("distill", "--block-length 0", "--block-length must be at least 2"),
     ],

@@ -100,6 +100,8 @@ def test_weights_of_terms_that_are_not_there(
         ("kl --beta 0.2", "--beta 0.2 means nothing to --objective kl, only to jsd: leave it out"),
         ("tvd --reading uniform", "--reading uniform means nothing to --objective tvd"),
         ("helinger", "no --objective 'helinger'; did you mean 'hellinger'"),
+        ("sft --laws teacher --top-k 5", "--top-k does nothing without logprobs"),
+        ("sft --laws teacher --text t --text-logprobs", "--text-logprobs does nothing without"),
     ],
 )
 def test_what_means_nothing_to_an_objective_is_refused_before_anything_is_loaded(

@@ -14,7 +14,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from draftsmith.config import as_dict
+from draftsmith.config import as_dict, each_unused
 from draftsmith.distill import datasets, tokenizer_training
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
@@ -63,6 +63,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         InputError: the stores, the student or a checkpoint cannot be used.
     """
     token = Distillation(**vars(options.objective))  # refuses an objective's options, too
+    if token.record.hard:  # it reads tokens alone
+        each_unused("logprobs (--objective kl, ..)", options, "top_k", "text_logprobs")
     datasets.check_batch(options)
     tokenizer = tokenizer_training.load_tokenizer(options.target)
     student = open_student(options, tokenizer)
@@ -80,7 +82,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         raise InputError(
             f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
             f"--teacher-temperature {token.teacher_temperature:g}: give --tail renormalise or "
-            "floor, or --laws teacher"
+            "floor, or learn full logprobs (--laws teacher without --top-k)"
         )
     student.set_token_counts(data.count_tokens)
     accelerator = start_accelerator(options)
