@@ -52,21 +52,21 @@ def measure(lab: Lab, drafts: Mapping[str, Run]) -> None:
             if one.name == BASELINE:
                 continue
             name, _, length = one.name.rpartition(", chain ")
-            assert one.speedup_ci95 is not None and one.tokens_per_step is not None
+            tau = one.decode_tokens_per_step
+            assert one.speedup_ci95 is not None and tau is not None
             rows.append(
                 {
                     "draft": name,
                     "gamma": int(length),
                     "temperature": temperature,
-                    "tokens_per_step": one.tokens_per_step,
+                    "decode_tokens_per_step": tau,
+                    "loop_share": one.loop_share,
                     "speedup": one.speedup,
                     "interval": [one.speedup_ci95.low, one.speedup_ci95.high],
-                    "predicted": float(
-                        predicted_speedup(one.tokens_per_step, int(length), lab.cost_ratio())
-                    ),
+                    "predicted": float(predicted_speedup(tau, int(length), lab.cost_ratio())),
                 }
             )
-    content = {"of": lab.kept.of, "prompts": exam.limit, "repeats": REPEATS, "rows": rows}
+    content = {"of": lab.kept.of, "prompts": len(exam.read()), "repeats": REPEATS, "rows": rows}
     write_json_atomic(_path(lab), {**content, "machine": machine_summary()})
 
 

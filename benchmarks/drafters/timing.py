@@ -39,7 +39,11 @@ def timed(lab: Lab, runs: Mapping[str, Run]) -> dict[str, Any]:
                 found[name][shape][f"{temperature:g}"] = {
                     "speedup": one.speedup,
                     "interval": None if ci is None else [ci.low, ci.high],
-                    "tokens_per_step": one.tokens_per_step,
+                    "decode_tokens_per_step": one.decode_tokens_per_step,
+                    "loop_share": one.loop_share,
+                    "decode_tokens_per_step_outside_loops": (
+                        one.decode_tokens_per_step_outside_loops
+                    ),
                 }
     return {"load_before": load, "prompts": lab.amounts.timed_prompts, "drafters": found}
 

@@ -469,8 +469,10 @@ class DistillConfig(RunConfig):
         require(0 <= self.on_policy <= 1, "--on-policy is a share between 0 and 1")
         if self.online:
             each_unused("--store", self, "evaluate")
-        if self.evaluate:
-            each_unused("a run without --evaluate", self, "hold_out")
+        require(
+            not self.evaluate or self.hold_out == DistillConfig.hold_out,
+            "--evaluate takes the place of held-out prompts: leave --hold-out out",
+        )
         require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
         require(0 < self.text_share < 1, "--text-share must lie between 0 and 1")
         require(self.score_temperature > 0, "--score-temperature must be above 0")
