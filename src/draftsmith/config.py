@@ -319,6 +319,9 @@ def _wrong(error: ValidationError, kind: Any, value: Any, name: str, place: str)
         inner = first["ctx"]["error"]
         sentence = f"options of {_name(kind)}{place} cannot be used: {inner}"
         return inner if isinstance(inner, InputError) else InputError(sentence)
+    if first["type"].startswith(("greater_than", "less_than")):
+        limit = first["msg"].removeprefix("Input should be ")
+        return InputError(f"option {name}{place}: expected a number {limit}, got {short(value)}")
     if dataclasses.is_dataclass(kind):
         where = f" in {name}{place}" if name else place
         return InputError(f"expected options of {_name(kind)}{where}, got {short(value)}")

@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from draftsmith.provenance import atomic_path
 
@@ -201,6 +202,12 @@ def legend_below(
 
 
 def _render(figure: Figure, kind: str) -> bytes:
+    for text in figure.findobj(Text):  # names of models may hold dollar signs
+        text.set_parse_math(False)
+    for axis in (one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)):
+        if axis.get_scale() == "log":  # powers of ten
+            for text in axis.get_ticklabels(which="both"):
+                text.set_parse_math(True)
     buffer = io.BytesIO()
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     clear = {"transparent": True} if kind == "svg" else {"facecolor": "white"}

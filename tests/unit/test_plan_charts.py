@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,18 @@ def test_figure_2_holds_13_targets_and_their_optima(throughput: bool) -> None:
         assert [N for _, N in sorted(by_size)] == sorted(N for _, N in by_size)
     # better trained drafts may be smaller: OPT, Qwen1.5, Qwen2.5
     assert all(first > second > third for first, second, third in best.values())
+
+
+@pytest.mark.parametrize("name", [r"$\frac{a}$", "$HOME/$USER", "a$b"])
+def test_names_with_dollar_signs_are_no_formulas(name: str) -> None:
+    own = [replace(one, target=name) for one in PAIRS if one.target == "OPT-13B"]
+    drawn = plots.acceptance_curves.draw(own, per_target(own)[0])
+    assert drawn is not None and name in drawn.file_svg
+    setting = tables.optima()[0].setting
+    sizes = plots.optimum.draw(setting, best_draft(setting), ())
+    assert sizes is not None
+    shown = re.sub("<!--.*?-->", "", sizes.file_svg, flags=re.DOTALL)
+    assert "mathdefault" not in shown  # powers of ten are still set as such
 
 
 def test_measured_losses_are_set_against_predicted_ones() -> None:

@@ -21,11 +21,11 @@ from draftsmith.provenance import append_jsonl, write_json_atomic
 GAMMA = {"tiny": 2, "1m": 4}
 
 
-def a_rung(size: str, params: float, **changes: Any) -> dict[str, Any]:
+def a_rung(size: str, size_in_params: float, **changes: Any) -> dict[str, Any]:
     gamma = GAMMA[size]
     return {
         "size": size,
-        "params": params,
+        "params": size_in_params,
         "tokens": 1e9,
         "draft_ppl": 9.0,
         "gamma": gamma,
@@ -264,9 +264,64 @@ def test_a_bad_record_or_summary_is_named(check: Any, tmp_path: Path) -> None:
     folder.mkdir()
     assert "holds none of observations.csv, records.jsonl" in check(ladder, str(folder), code=2)
     (folder / "summary.json").write_text('{"drafters": [{"name": "x"}]}')
-    assert "summary.json is no summary of a bench" in check(ladder, str(folder), code=2)
+    said = check(ladder, str(folder), code=2)
+    assert "summary.json, drafter 1" in said and "'temperature'" in said
     (folder / "records.jsonl").write_text("{}\n")
     assert "records.jsonl, line 1" in check(ladder, str(folder), code=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"name": 5}, "name"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": []}, "temperature"),
+        ({"speedup": "x"}, "speedup"),
+        ({"speedup": -1.0}, "speedup"),
+        ({"alpha": 10**400}, "alpha"),
+        ({"speedup_ci95": [1.0, 2.0, 3.0]}, "speedup_ci95"),
+        ({"speedup_ci95": 5}, "speedup_ci95"),
+        ({"speedup_ci95": ["low", "high"]}, "speedup_ci95"),
+        (5, "drafter 1"),
+    ],
+)
+def test_a_summary_that_holds_something_else_is_refused(
+    check: Any, tmp_path: Path, change: Any, name: str
+) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    entry = {"name": "l/tiny-pretrained", "temperature": 0.0, "speedup": 1.5}
+    bad = {**entry, **change} if isinstance(change, dict) else change
+    (folder / "summary.json").write_text(json.dumps({"drafters": [bad]}))
+    said = check(a_ladder(tmp_path), str(folder), code=2)
+    assert name in said and "summary.json, drafter 1" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"params": 0.0}, "params"),
+        ({"params": 1e308}, "params"),
+        ({"gamma": 0}, "gamma"),
+        ({"alpha": {"value": 1e308, "low": 0.0, "high": 1e308}}, "alpha.value"),
+        ({"tau": {"value": -1.0}}, "tau.value"),
+    ],
+)
+def test_a_ladder_with_numbers_out_of_range_is_refused(
+    check: Any, tmp_path: Path, change: dict[str, Any], name: str
+) -> None:
+    folder = observed(tmp_path / "p", "t,l/tiny-pretrained,5,9,0.6,,0,decoded,,")
+    said = check(a_ladder(tmp_path, **change), str(folder), code=2)
+    assert name in said and "ladder.json, rung 1" in said
+
+
+def test_a_column_for_an_endless_draft_length_is_none_of_ours(check: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    header = f"target,draft,alpha,tokens_per_step_{'9' * 5000}"
+    (folder / "observations.csv").write_text(f"{header}\nt,l/tiny-pretrained,0.6,2\n")
+    found = check(a_ladder(tmp_path), str(folder))
+    assert [row["quantity"] for row in found["comparisons"]] == ["alpha"]
 
 
 def test_measurements_of_other_drafts_are_refused(check: Any, tmp_path: Path) -> None:

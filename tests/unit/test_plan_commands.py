@@ -252,11 +252,18 @@ def test_the_law_is_drawn_and_kept(plan: Any, corrected: Path, tmp_path: Path) -
         (["optimum", *SIZES[:4]], "needs --draft-tokens"),
         (["law", OBSERVED, "--predict", "18"], "--predict takes DRAFT_PPL,TARGET_PPL"),
         (["law", OBSERVED, "--predict", "18,0.5"], "perplexities are 1 or more"),
+        (["law", OBSERVED, "--predict", "1e10,1e10"], "--predict: perplexities"),
+        (["optimum", *SIZES, "--cost-floor", "1e300"], "--cost-floor must be"),
+        (
+            ["optimum", *SIZES, "--draft-params", "1M", "--cost-ratio", "1e-320"],
+            "--cost-ratio must be",
+        ),
         (["law", "absent.csv"], "cannot read absent.csv"),
         (["sweep", "--grid", "mine"], "--grid must be one of paper, printed, exact"),
         (["table", "10"], "--number must be one of"),
         (["fit", OBSERVED], "has no column 'params'"),
         (["fit", OBSERVED, "--bootstrap", "1"], "--bootstrap must be at least 20"),
+        (["fit", OBSERVED, "--bootstrap", "1000000000"], "--bootstrap must be at most"),
         (["alpha", OBSERVED], "has no column 'gamma'"),
         (["sweep", "--coefficients", "0,0,-1"], "has an acceptance rate between 0 and 1"),
         (["optimum", *SIZES[:4], "--draft-tokens", "0.5"], "--draft-tokens must be a count of 1"),
@@ -273,6 +280,46 @@ def test_too_few_pairs_name_the_file(plan: Any, tmp_path: Path) -> None:
     path.write_text("target,draft,target_ppl,draft_ppl,alpha\na,b,10,20,0.6\n")
     said = plan("law", str(path), code=2)
     assert str(path) in said and "four rows or more, got 1" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"mse": 1e-3, "n": 10**400}, "'n'"),
+        ({"mse": 1e308, "n": 40}, "'mse'"),
+        ({"cov": [[1e308, 0, 0], [0, 1e308, 0], [0, 0, 1e308]]}, "'cov'"),
+    ],
+)
+def test_a_scaling_law_file_beyond_all_sense_is_refused(
+    plan: Any, tmp_path: Path, more: dict[str, Any], named: str
+) -> None:
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps({"A": -0.0067, "B": 0.013, "C": 0.64, **more}))
+    said = plan("optimum", *SIZES, "--law", str(path), code=2)
+    assert str(path) in said and named in said
+
+
+@pytest.mark.parametrize("power", [300, -300])
+def test_losses_beyond_all_sense_are_refused(plan: Any, tmp_path: Path, power: int) -> None:
+    path = tmp_path / "runs.csv"
+    rows = [f"1e{i},1e{i + 1},{3 + i}e{power}" for i in range(6, 14)]
+    path.write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
+    said = plan("fit", str(path), code=2)
+    assert "row 1 (line 2), column 'loss'" in said
+
+
+def test_what_has_no_value_is_left_empty(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Equal rates explain nothing: R2 has no value."""
+    pytest.importorskip("statsmodels")
+    path = tmp_path / "pairs.csv"
+    rows = [f"t{i},d{j},{9 + i},{12 + 2 * j},0.5" for i in range(4) for j in range(4)]
+    path.write_text("\n".join(["target,draft,target_ppl,draft_ppl,alpha", *rows]) + "\n")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plan", "law", str(path)])
+    out = capsys.readouterr().out
+    assert end.value.code == 0 and "R2" in out and "nan" not in out
 
 
 def test_planning_loads_no_torch() -> None:

@@ -165,6 +165,22 @@ def test_a_curve_that_cannot_be_fitted_is_said() -> None:
     assert fit_form("power", x, np.array([0.5, 0.6, 0.7])) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_curves_through_points_that_say_nothing_have_no_nonsense_in_them() -> None:
+    """Perplexities a rounding apart; rates whose squares are no numbers any more."""
+    x = np.array([12.0, 12.0, 12.0, 12.0]) + 1e-12 * np.arange(4)
+    for form in FORMS:
+        fit = fit_form(form, x, np.array([0.5, 0.61, 0.59, 0.7]))
+        assert fit is None or np.isfinite([*fit.params, *fit.moe]).all()
+    flat = fit_form("linear", np.array([12.0, 14.0, 16.0, 18.0]), 5e-324 * np.arange(1, 5))
+    assert flat is None or np.isnan(flat.r2)
+    rows = [
+        replace(one, alpha=5e-324 * (1 + place % 7))
+        for place, one in enumerate(simulated(np.random.default_rng(0), 0.01))
+    ]
+    assert np.isnan(affine_law(rows).r2)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -174,6 +190,10 @@ def test_a_curve_that_cannot_be_fitted_is_said() -> None:
         (
             lambda rows: [replace(one, target_ppl=one.draft_ppl - 3) for one in rows],
             "vary together",
+        ),
+        (
+            lambda rows: [replace(one, draft_ppl=12 + 1e-12 * one.draft_ppl) for one in rows],
+            "all rows have the same draft perplexity",
         ),
     ],
 )

@@ -373,11 +373,38 @@ def test_plans_that_cannot_be_made_say_why(plan: Any, words: str, sentence: str)
 
 def test_folders_without_a_usable_configuration_are_named(plan: Any, tmp_path: Path) -> None:
     words = ["--target", str(tmp_path), "--target-tokens", "1T", "--tokens", "1B"]
-    assert f"{tmp_path / 'config.json'}" in plan(*words, code=3)
+    assert f"{tmp_path / 'config.json'}" in plan(*words, code=2)
+    for text in ("", "[]", "{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        assert "config.json" in plan(*words, code=2)
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert "of type 'mamba'" in plan(*words, code=2)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 0}')
     assert "config.json: 'hidden_size' must be a number" in plan(*words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocab_size", 10**400),
+        ("vocab_size", True),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", "x"),
+        ("head_dim", -1),
+        ("max_position_embeddings", 0),
+        ("max_position_embeddings", "long"),
+        ("num_hidden_layers", 10**12),
+    ],
+)
+def test_a_dimension_that_is_none_is_named(
+    plan: Any, tmp_path: Path, name: str, value: object
+) -> None:
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    large = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **large, name: value}))
+    said = plan("--target", str(tmp_path), "--target-tokens", "1T", "--tokens", "1B", code=2)
+    assert "config.json" in said and f"'{name}'" in said and len(said) < 500
 
 
 def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:

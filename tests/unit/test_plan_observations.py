@@ -117,7 +117,11 @@ def test_observations_that_cannot_be_used(tmp_path: Path, text: str, said: str) 
             "params,tokens,loss\n-1,1e9,3\n",
             "column 'params': it must be a count of 1",
         ),
-        (read_trained, "params,tokens,loss\n1e8,1e9,0\n", "column 'loss': must be greater than 0"),
+        (
+            read_trained,
+            "params,tokens,loss\n1e8,1e9,0\n",
+            "column 'loss': must be greater than or equal to 0.000001",
+        ),
         (
             read_trained,
             "params,tokens,perplexity\n1e8,1e9,1\n",

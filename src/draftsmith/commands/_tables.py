@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -125,11 +126,12 @@ def finish(
 
 
 def cell_text(value: str | float | None) -> str:
-    """Return a cell as text: numbers to six digits, parameters of models to nine."""
-    if value is None:
-        return ""
+    """Return a cell as text: numbers to six digits, parameters of models to nine; what has no
+    value is left empty."""
     if isinstance(value, str):
         return value
+    if value is None or math.isnan(value):
+        return ""
     return f"{value:.9g}" if abs(value) >= 1e8 else f"{value:.6g}"
 
 

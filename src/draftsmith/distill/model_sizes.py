@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.distill.config import ArchitectureConfig, Size
-from draftsmith.errors import BackendError, InputError
+from draftsmith.errors import InputError
 from draftsmith.provenance import read_json
 
 Config = Mapping[str, Any]
@@ -23,6 +23,8 @@ Config = Mapping[str, Any]
 DIMENSIONS = ("layers", "heads", "hidden", "intermediate")
 _TRAINED_BYTES = 16
 """A parameter in training has a weight, a gradient and AdamW's two moments, all in float32."""
+_MOST = 10**9
+"""The largest dimension that is read."""
 _INNER_STEP = 8
 """Widths of feed-forward layers are multiples of it."""
 
@@ -98,15 +100,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """What stands in the config.json of a model folder.
 
     Raises:
-        BackendError: there is none, or it is no JSON object.
+        InputError: there is none, or it is no JSON object.
     """
     path = folder / "config.json"
-    try:
-        values = read_json(path, "configuration")
-    except InputError as error:
-        raise BackendError(str(error)) from None
+    values = read_json(path, "configuration")
     if not isinstance(values, dict):
-        raise BackendError(f"{path} holds no configuration of a model")
+        raise InputError(f"{path} holds no configuration of a model")
     return values
 
 
@@ -124,19 +123,23 @@ def count_parameters(config: Config, where: str) -> int:
             f"{where}: how many parameters a model of type {kind!r} has is not known here (known: "
             f"{', '.join(FAMILIES)}); give --target-params"
         )
-    hidden, vocab = _number(config, "hidden_size", where), _number(config, "vocab_size", where)
-    layers = _number(config, "num_hidden_layers", where)
-    heads = _number(config, "num_attention_heads", where)
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or family.head_dim or hidden // heads
-    inner = _number(config, family.intermediate, where)
+    hidden, vocab = dimension(config, "hidden_size", where), dimension(config, "vocab_size", where)
+    layers = dimension(config, "num_hidden_layers", where)
+    heads = dimension(config, "num_attention_heads", where)
+    sizes = {"num_key_value_heads": heads, "head_dim": family.head_dim or hidden // heads}
+    # null, as transformers writes it, is not given
+    given = {name: value for name in sizes if (value := config.get(name)) is not None}
+    kv_heads, head_dim = (dimension({**sizes, **given}, name, where) for name in sizes)
+    inner = dimension(config, family.intermediate, where)
 
-    narrow = config.get("word_embed_proj_dim") or hidden
+    narrow = hidden
+    if config.get("word_embed_proj_dim") is not None:
+        narrow = dimension(config, "word_embed_proj_dim", where)
     total = vocab * narrow * (1 if config.get("tie_word_embeddings", family.tied) else 2)
     if narrow != hidden:  # OPT-350M embeds into fewer dimensions
         total += 2 * narrow * hidden
     if family.positions is not None:
-        context = _number(config, "max_position_embeddings", where)
+        context = dimension(config, "max_position_embeddings", where)
         total += (context + family.positions) * hidden
     norm = family.norm_vectors * hidden
     if config.get("do_layer_norm_before", True):  # the one behind the last layer
@@ -242,8 +245,10 @@ def dimensions(shape: Preset, kv_heads: int | None = None) -> dict[str, int]:
     }
 
 
-def _number(config: Config, name: str, where: str) -> int:
+def dimension(config: Config, name: str, where: str) -> int:
+    """Return a dimension. Raises InputError where it is missing or none; `where` names the file."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where}: {name!r} must be a number of 1 or more, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+        shown = value if not isinstance(value, int) or abs(value) <= _MOST else "a larger one"
+        raise InputError(f"{where}: {name!r} must be a number from 1 to {_MOST}, got {shown!r}")
     return value

@@ -143,6 +143,8 @@ FORMS: dict[str, Callable[[Floats, float, float], Floats]] = {
 }
 """alpha against the draft's perplexity x: p1 x + p2, p1 ln x + p2, p1 x^p2."""
 _FEWEST_FOR_A_FORM = 3
+_SAME = 1e-9
+"""Perplexities that differ by less, relative, are one."""
 _FEW_CLUSTERS = 10
 """Below this errors by cluster come out too small."""
 _DECIDES = 1 - 1e-9
@@ -165,6 +167,9 @@ _AT_BOUND = 1e-3
 """Distance at which an exponent counts as lying on its bound."""
 _ROUNDING = 1e-9
 """In correlations of a scaling-law file."""
+_MOST_VARIANCE = 1e12
+"""The largest of a coefficient: rates lie between 0 and 1."""
+_MOST_ROWS = 2**53
 
 
 def ols(values: ArrayLike, columns: ArrayLike) -> Any:
@@ -260,9 +265,10 @@ def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
             params, cov = curve_fit(curve, x, alpha)
         except (RuntimeError, OptimizeWarning):
             return None
-    if not (np.all(np.isfinite(params)) and np.all(np.isfinite(cov))):
+    variance = np.diag(cov)
+    if not (np.all(np.isfinite(params)) and np.all(np.isfinite(cov)) and np.all(variance >= 0)):
         return None
-    margins = student.ppf(0.975, len(x) - 2) * np.sqrt(np.diag(cov))
+    margins = student.ppf(0.975, len(x) - 2) * np.sqrt(variance)
     mse, total = float(np.mean((alpha - curve(x, *params)) ** 2)), float(np.var(alpha))
     (p1, p2), (m1, m2) = params.tolist(), margins.tolist()
     return FormFit(
@@ -270,7 +276,7 @@ def fit_form(form: str, x: Floats, alpha: Floats) -> FormFit | None:
         moe=(m1, m2),
         ci95=((p1 - m1, p1 + m1), (p2 - m2, p2 + m2)),
         mse=mse,
-        r2=1 - mse / total if np.ptp(alpha) else float("nan"),
+        r2=1 - mse / total if np.ptp(alpha) and total else float("nan"),
     )
 
 
@@ -287,11 +293,11 @@ def read_law(path: Path) -> AcceptanceLaw:
     if law.cov is not None and not _is_covariance(np.array(law.cov)):
         raise InputError(
             f"{path}: 'cov' must be the covariance of A, B and C: symmetric, with no negative "
-            "variance"
+            f"variance and none above {_MOST_VARIANCE:g}"
         )
     residual = None
     if law.mse is not None and law.n is not None:
-        if law.mse < 0 or law.n <= len(NAMES):
+        if not (0 <= law.mse <= 1 and len(NAMES) < law.n <= _MOST_ROWS):
             said = f"'mse' and 'n' must be those of a fit, got {law.mse!r} and {law.n!r}"
             raise InputError(f"{path}: {said}")
         residual = residual_of(law.mse, law.n)
@@ -315,7 +321,8 @@ def fit_loss(models: Sequence[TrainedModel], *, bootstrap: int = 200, seed: int 
     data = np.log(columns(models, "params", "tokens", "loss").T)
     _check(data)
     best = min((_search(data, start) for start in _starts(data)), key=lambda found: found[1])[0]
-    picks = np.random.default_rng(seed).integers(len(data), size=(bootstrap, len(data)))
+    rng = np.random.default_rng(seed)
+    picks = (rng.integers(len(data), size=len(data)) for _ in range(bootstrap))
     repeats = np.array([_constants(_search(data[pick], best)[0]) for pick in picks])
     values = _constants(best)
     missed = _residuals(best, data)
@@ -340,12 +347,13 @@ def _design(draft_ppl: Floats, target_ppl: Floats) -> Floats:
 
 def _check_rank(columns: Floats) -> None:
     for place, (kind, name) in enumerate((("draft", "A"), ("target", "B"))):
-        if np.ptp(columns[:, place]) == 0:
+        if np.ptp(columns[:, place]) <= _SAME * columns[0, place]:
             raise InputError(
                 f"all rows have the same {kind} perplexity ({columns[0, place]:g}): {name} cannot "
                 f"be told from C; measure with another {kind}"
             )
-    if np.linalg.matrix_rank(columns / np.linalg.norm(columns, axis=0)) < columns.shape[1]:
+    scaled = columns / np.linalg.norm(columns, axis=0)
+    if np.linalg.matrix_rank(scaled, tol=_SAME) < columns.shape[1]:
         raise InputError(
             "draft and target perplexities vary together: measure one target with several drafts"
         )
@@ -383,7 +391,7 @@ def _all_errors(
 
 def _explained(fit: Any, values: Floats) -> float:
     """Return R2; nan where there is nothing to explain."""
-    return float(fit.rsquared) if np.ptp(values) else float("nan")
+    return float(fit.rsquared) if np.ptp(values) and fit.centered_tss else float("nan")
 
 
 def _errors(fit: Any, names: Sequence[str] = NAMES) -> Errors:
@@ -442,7 +450,7 @@ def _predictions(fit: Any, at: Sequence[tuple[float, float]]) -> tuple[PairPredi
 def _is_covariance(cov: Floats) -> bool:
     """Check up to rounding, in units of the errors: those of A and C differ by magnitudes."""
     variance = np.diag(cov)
-    if np.any(variance < 0):
+    if np.any((variance < 0) | (variance > _MOST_VARIANCE)):
         return False
     error = np.sqrt(variance)
     scale = np.where(error > 0, error, 1.0)

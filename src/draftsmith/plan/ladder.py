@@ -31,18 +31,22 @@ _STEPS = (0.5, 1.0, 2.0)
 """Sizes of the rungs, in N*."""
 QUANTITIES = ("alpha", "tau", "speedup")
 _NO_NAMES = {"/", "..", "...", "~"}
-_TOKENS = re.compile(r"tokens_per_step_([1-9][0-9]*)")
+_TOKENS = re.compile(r"tokens_per_step_([1-9][0-9]{0,5})")
 PREDICTED_KIND = "pretrained"
 """The kind of draft that predictions are for."""
+
+
+Metric = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
+Size = Annotated[FiniteFloat, Field(gt=0, le=1e30)]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A prediction with its 95 % interval; no ends: not known."""
 
-    value: FiniteFloat
-    low: FiniteFloat | None = None
-    high: FiniteFloat | None = None
+    value: Metric
+    low: Metric | None = None
+    high: Metric | None = None
 
     def holds(self, measured: float) -> bool | None:
         """Check whether a value lies in the interval; None: there is none."""
@@ -63,11 +67,11 @@ class Rung:
 
     size: str
     """What it is called."""
-    params: FiniteFloat
+    params: Size
     tokens: FiniteFloat
     draft_ppl: FiniteFloat
     alpha: Estimate
-    gamma: int
+    gamma: Annotated[int, Field(ge=1)]
     """Its best whole draft length, at least 1."""
     tau: Estimate
     """Tokens per step at this length."""
@@ -221,11 +225,24 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Benched:
+    """What a bench says of a drafter at a temperature, as its summary names it."""
+
+    name: str
+    temperature: Annotated[FiniteFloat, Field(ge=0)]
+    alpha: Metric | None = None
+    tokens_per_step: Metric | None = None
+    speedup: Metric | None = None
+    speedup_ci95: tuple[Metric, Metric] | None = None
+    lossy_rule: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Observed:
     draft: str
     alpha: Annotated[Number, Field(ge=0, le=1)]
     moe: Margin | None = None
-    temperature: Number | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,7 +76,7 @@ class TrainedModel:
 
     params: Count
     tokens: Count
-    loss: Annotated[Number, Field(gt=0)]
+    loss: Annotated[Number, Field(ge=1e-6, le=1e6)]
     """Nats per token."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from draftsmith.errors import InputError
 from draftsmith.provenance import recorded, start_run
 
 if TYPE_CHECKING:
-    from draftsmith.plan.ladder import Measured
+    from draftsmith.plan.ladder import Benched, Measured
 
 _FILES = ("observations.csv", "records.jsonl", "summary.json")
 
@@ -110,42 +110,55 @@ def _benched(folder: Path) -> Iterator[Measured]:
         return
     gamma = _draft_length(folder)
     for entry in _from_records(path) if path.suffix == ".jsonl" else _from_summary(path):
-        if entry["name"] == BASELINE or entry.get("lossy_rule") is not None:
+        if entry.name == BASELINE or entry.lossy_rule is not None:
             continue
+        found = {
+            ("alpha", None): (entry.alpha, ()),
+            ("tau", gamma): (entry.tokens_per_step, ()),
+            ("speedup", gamma): (entry.speedup, entry.speedup_ci95 or ()),
+        }
         yield Measured(
-            draft=entry["name"],
-            temperature=entry["temperature"],
+            draft=entry.name,
+            temperature=entry.temperature,
             values={
-                (quantity, length): Estimate(entry[name], *(entry.get(f"{name}_ci95") or ()))
-                for quantity, name, length in (
-                    ("alpha", "alpha", None),
-                    ("tau", "tokens_per_step", gamma),
-                    ("speedup", "speedup", gamma),
-                )
-                if entry.get(name) is not None
+                quantity: Estimate(value, *ends)
+                for quantity, (value, ends) in found.items()
+                if value is not None
             },
             source=str(path),
         )
 
 
-def _from_records(path: Path) -> Iterator[dict[str, Any]]:
+def _from_records(path: Path) -> Iterator[Benched]:
     """Yield the metrics of each drafter, with its acceptance at all depths together."""
     from draftsmith.bench import records
+    from draftsmith.plan.ladder import Benched
 
     lines = records.read(path)
     for one in records.drafter_metrics(lines):
         mine = [r for r in lines if (r.drafter, r.temperature) == (one.name, one.temperature)]
         depths = records.offers_by_position(mine)
         tried, accepted = (sum(depth[place] for depth in depths) for place in (0, 1))
-        yield {**asdict(one), "alpha": accepted / tried if tried else None}
+        yield Benched(
+            name=one.name,
+            temperature=one.temperature,
+            alpha=accepted / tried if tried else None,
+            tokens_per_step=one.tokens_per_step,
+            speedup=one.speedup,
+            speedup_ci95=one.speedup_ci95,
+            lossy_rule=one.lossy_rule,
+        )
 
 
-def _from_summary(path: Path) -> list[dict[str, Any]]:
+def _from_summary(path: Path) -> Iterator[Benched]:
+    from draftsmith.plan.ladder import Benched
+    from draftsmith.plan.observations import part_of
+
     entries = recorded(path, "drafters")
-    good = isinstance(entries, list) and all(isinstance(one, dict) for one in entries)
-    if not good or not all({"name", "temperature"} <= entry.keys() for entry in entries):
+    if not isinstance(entries, list):
         raise InputError(f"{path} is no summary of a bench")
-    return list(entries)
+    for number, entry in enumerate(entries, start=1):
+        yield part_of(Benched, entry, f"{path}, drafter {number}")
 
 
 def _draft_length(folder: Path) -> int | None:

@@ -46,6 +46,7 @@ from draftsmith.distill.model_sizes import (
     Config,
     Preset,
     count_parameters,
+    dimension,
     read_config,
     resized,
     shape_for,
@@ -160,7 +161,9 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
         return shape.name, params_of(shape)
 
     found = ladder(setting, {name: params_of(shape) for name, shape in PRESETS.items()}, build)
-    context = config.get("max_position_embeddings")
+    context = None
+    if config.get("max_position_embeddings") is not None:
+        context = dimension(config, "max_position_embeddings", "config.json of the target")
     made = {} if found.recommended is None else commands(options, found, shapes, context)
     warnings = [*extrapolated(law, target_params), *guesses, *found.warnings]
     if setting.law.cov is None or setting.law.residual is None:

@@ -36,8 +36,8 @@ class PlanLawOptions(VerbOptions):
         found = []
         for text in self.predict:
             draft, target = parse_numbers(text, "--predict", "DRAFT_PPL,TARGET_PPL") or (0.0, 0.0)
-            good = min(draft, target) >= 1
-            require(good, f"--predict: perplexities are 1 or more, got {text!r}")
+            good = min(draft, target) >= 1 and max(draft, target) <= 1e9
+            require(good, f"--predict: perplexities are 1 or more, at most 1e9, got {text!r}")
             found.append((draft, target))
         return tuple(found)
 
