@@ -220,6 +220,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     part = fresh_beside(path)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # root would rename its file onto /dev/null
+            raise InputError(f"cannot write {path}: it is a device or a pipe; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
         _sync(part)

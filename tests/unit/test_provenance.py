@@ -143,6 +143,14 @@ def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> Non
         write_text_atomic(tmp_path / "file" / "x", "text")
 
 
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"pipe: "):
+        write_text_atomic(pipe, "x")
+    assert pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+
+
 def test_records_are_appended_whole(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "records.jsonl"
     append_jsonl(path, {"n": 1}, {"n": math.nan})
