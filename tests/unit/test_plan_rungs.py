@@ -158,7 +158,7 @@ def test_sizes_without_a_rate_are_left_out_or_refused() -> None:
 def test_a_budget_that_is_too_small_is_to_blame(budget: TokenBudget | FlopBudget) -> None:
     with pytest.raises(InputError, match=rf"{budget.name} = .*larger budget"):
         ladder(replace(OPT_13B, budget=budget), SIZES, exactly)
-    with pytest.raises(InputError, match=rf"{budget.name}.*1 or more.*0\.5"):
+    with pytest.raises(InputError, match=rf"{budget.name}.*from 1 to.*0\.5"):
         replace(budget, amount=0.5)
 
 
