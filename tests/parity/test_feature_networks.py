@@ -314,7 +314,7 @@ def test_medusa_computes_its_formula(target: HFTarget, tmp_path: Path) -> None:
             made[f"{k}.{block}.linear.bias"] = rng.normal(size=H)
         made[f"{k}.2.weight"] = rng.normal(size=(VOCAB, H))
     written = {name: torch.from_numpy(one) for name, one in made.items()}
-    torch.save(written, tmp_path / "medusa_lm_head.pt")
+    save_file(written, tmp_path / "medusa_lm_head.safetensors")
     drafter = make_drafter(f"medusa:{tmp_path}")
     assert isinstance(drafter, Medusa)
     drafter.bind(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,8 @@ def target() -> HFTarget:
     return tiny_target(64, layers=8)
 
 
-def made(kind: str, target: HFTarget, source: str = "") -> Drafter:
-    drafter = make_drafter(f"{kind}:{source}" if source else kind)
+def made(kind: str, target: HFTarget, source: str = "", options: Sequence[str] = ()) -> Drafter:
+    drafter = make_drafter(f"{kind}:{source}" if source else kind, options)
     drafter.bind(target)
     return drafter
 
@@ -119,6 +119,9 @@ def test_neither_embedding_nor_head_of_the_target_is_written(
         )
 
 
+PICKLED = ("pickled=true",)
+
+
 def test_a_released_folder_with_an_embedding_loads(target: HFTarget, tmp_path: Path) -> None:
     written = saved("eagle", target, tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -127,37 +130,97 @@ def test_a_released_folder_with_an_embedding_loads(target: HFTarget, tmp_path: P
         embedding = target.embed(torch.arange(64))
     everything = {f"model.{name}": one for name, one in written.items()}
     torch.save(everything | {"embed_tokens.weight": embedding}, tmp_path / "pytorch_model.bin")
-    drafter = made("eagle", target, str(tmp_path))
+    drafter = made("eagle", target, str(tmp_path), PICKLED)
     assert torch.equal(tensors(drafter)["fc.weight"], written["fc.weight"])
+    drafter.save(tmp_path / "again", kind="eagle")
+    made("eagle", target, str(tmp_path / "again"))
+    assert "pickled" not in (tmp_path / "again" / "drafter.json").read_text()
     torch.save(everything | {"embed_tokens.weight": embedding + 1}, tmp_path / "pytorch_model.bin")
     with pytest.raises(BackendError, match="copy of the embedding"):
-        made("eagle", target, str(tmp_path))
+        made("eagle", target, str(tmp_path), PICKLED)
 
 
-def test_code_in_a_pickle_is_not_run(target: HFTarget, tmp_path: Path) -> None:
-    class Harmful:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (exec, ("raise SystemExit('ran')",))
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_pickled_weights_are_read_only_when_that_is_asked(
+    kind: str, target: HFTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = saved(kind, target, tmp_path)
+    (weights,) = tmp_path.glob("*.safetensors")
+    weights.unlink()
+    name = "medusa_lm_head.pt" if kind == "medusa" else "pytorch_model.bin"
+    torch.save(written, tmp_path / name)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: pytest.fail("it is unpickled"))
+        with pytest.raises(BackendError, match=rf"{name}.*pickled=true.*safetensors"):
+            made(kind, target, str(tmp_path))
+    read = tensors(made(kind, target, str(tmp_path), PICKLED))
+    assert all(torch.equal(written[name], read[name]) for name in written)
 
+
+class Harmful:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('ran')",))
+
+
+@pytest.mark.parametrize("content", [{"fc.weight": Harmful()}, {"fc.weight": 3}, [torch.ones(2)]])
+def test_nothing_but_tensors_is_taken_from_a_pickle(
+    target: HFTarget, tmp_path: Path, content: object
+) -> None:
+    """What torch advises there, to turn its guard off, is not passed on."""
     saved("eagle", target, tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    torch.save({"fc.weight": Harmful()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(BackendError, match="Cannot load the drafter's weights"):
-        made("eagle", target, str(tmp_path))
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(BackendError, match=r"weights in .*pytorch_model\.bin") as caught:
+        made("eagle", target, str(tmp_path), PICKLED)
+    assert "weights_only" not in str(caught.value)
 
 
 def test_released_medusa_heads_load(target: HFTarget, tmp_path: Path) -> None:
     written = saved("medusa", target, tmp_path)
-    (tmp_path / "medusa_lm_head.safetensors").unlink()
     for prefix in ("", "medusa_head."):
-        torch.save(
-            {f"{prefix}{name}": one for name, one in written.items()},
-            tmp_path / "medusa_lm_head.pt",
-        )
+        heads = {f"{prefix}{name}": one for name, one in written.items()}
+        save_file(heads, tmp_path / "medusa_lm_head.safetensors")
         drafter = made("medusa", target, str(tmp_path))
         assert (drafter.num_steps, drafter.longest) == (4, 4)
         read = tensors(drafter)
         assert all(torch.equal(written[name], read[name]) for name in written)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("intermediate_size", 10**12),
+        ("num_attention_heads", 10**9),
+        ("head_dim", 10**10),
+        ("num_hidden_layers", 10**7),
+        ("draft_vocab_size", 10**12),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_asked_for(
+    target: HFTarget, tmp_path: Path, key: str, value: int
+) -> None:
+    saved("eagle3", target, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(BackendError, match=r"config\.json") as caught:
+        made("eagle3", target, str(tmp_path))
+    assert "alloc" not in str(caught.value)
+
+
+def test_heads_that_are_numbered_absurdly_are_refused(target: HFTarget, tmp_path: Path) -> None:
+    heads = saved("medusa", target, tmp_path)
+    heads["1000000000.0.linear.weight"] = heads.pop("3.0.linear.weight")
+    save_file(heads, tmp_path / "medusa_lm_head.safetensors")
+    with pytest.raises(BackendError, match=r"\b1000000000\.0\.linear\.weight"):
+        made("medusa", target, str(tmp_path))
+
+
+def test_a_tensor_under_two_names_is_refused(target: HFTarget, tmp_path: Path) -> None:
+    found = saved("eagle", target, tmp_path)
+    found["model.fc.weight"] = found["fc.weight"] + 1
+    save_file(found, tmp_path / "model.safetensors")
+    with pytest.raises(BackendError, match="two names"):
+        made("eagle", target, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -382,9 +445,11 @@ def test_a_part_of_the_vocabulary_needs_a_map(target: HFTarget, tmp_path: Path) 
 
 
 def test_a_folder_without_weights_or_measures_says_so(target: HFTarget, tmp_path: Path) -> None:
+    saved("eagle", target, tmp_path)
+    config = (tmp_path / "config.json").rename(tmp_path / "aside")
     with pytest.raises(BackendError, match=r"config\.json"):
         made("eagle", target, str(tmp_path))
-    saved("eagle", target, tmp_path)
+    config.rename(tmp_path / "config.json")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(BackendError, match="holds no weights"):
         made("eagle", target, str(tmp_path))

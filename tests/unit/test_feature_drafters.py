@@ -12,6 +12,7 @@ from torch import Tensor
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Signals, TrajectoryBatch, TreeShape
+from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3, fused_layers
@@ -207,14 +208,17 @@ class Counted:
 @pytest.mark.parametrize("cls", DRAFTERS)
 def test_the_vocabulary_is_read_once_per_target(cls: type[Drafter]) -> None:
     tokenizer = Counted()
-    target = HFTarget(tiny_target(VOCAB, layers=8).model, tokenizer=tokenizer)
+    target, other = (
+        HFTarget(tiny_target(VOCAB, layers=8, seed=seed).model, tokenizer=tokenizer)
+        for seed in (0, 1)
+    )
+    before = tokenizer.calls
     drafter = bound(cls(), target)
     drafter.bind(target)
-    assert tokenizer.calls == 1
-    other = HFTarget(tiny_target(VOCAB, layers=8, seed=1).model, tokenizer=tokenizer)
+    assert tokenizer.calls == before + 1
     drafter.bind(other)
     drafter.bind(other)
-    assert tokenizer.calls == 2
+    assert tokenizer.calls == before + 2
 
 
 @pytest.mark.parametrize("cls", DRAFTERS)
@@ -286,6 +290,48 @@ def test_every_medusa_head_has_blocks_of_its_own(target: HFTarget) -> None:
     assert drafter.network is not None
     blocks = {id(p) for p in drafter.network.parameters()}
     assert len(blocks) == 2 * (3 * 2 + 1)
+
+
+def test_nothing_behind_a_short_path_of_medusa_is_accepted(target: HFTarget) -> None:
+    """Token 0 is certain, and one path is shorter than the other:
+
+        paths      0        accepted: 1, and then the target's own 0
+                   1 - 0
+
+    The released code fills the short one up with its token 0 and accepts that too.
+    """
+    drafter = bound(Medusa(Medusa.Config(heads=2)), target)
+    options = DecodeOptions(
+        max_new_tokens=12,
+        shape=TreeShape(paths=((0,), (1,), (1, 0))),
+        sampler=Sampler(logit_bias=((0, 1e4),)),
+    )
+    first, *steps = decode(target, drafter, [[3, 4, 5]], options)
+    assert list(first.emitted[0]) == [0]
+    assert [list(step.emitted[0]) for step in steps[:-1]] == [[0, 0]] * 5
+
+
+@pytest.mark.parametrize("cls", DRAFTERS)
+def test_no_step_learns_at_places_whose_prediction_lies_behind_the_text(
+    cls: type[Drafter], target: HFTarget
+) -> None:
+    """Those of a text of T tokens are the last `ahead`. The released EAGLE-3 leaves the last one of
+    its mask at 1 at all seven steps, where it learns a law of zero logits."""
+    drafter = bound(cls(), target)
+    batch, carry = batch_of(target, texts(1, 12), drafter.signals), None
+    for _ in range(drafter.num_steps):
+        prediction, carry = drafter(batch, carry)
+        head = prediction.head or drafter.head()
+        hidden_BTH = prediction.hidden_BTH.detach().requires_grad_()
+        alone = replace(prediction, hidden_BTH=hidden_BTH, feature_BTH=None)
+        loss = Distillation(objective="sft").loss(alone, batch, head).total
+        (gradient_BTH,) = torch.autograd.grad(loss, hidden_BTH)
+        learns_T = gradient_BTH[0].abs().sum(-1) > 0
+        wanted_T = prediction.mask_BT[0] & (torch.arange(12) < 12 - prediction.ahead)
+        assert learns_T.tolist() == wanted_T.tolist()
+        assert prediction.ahead > 2 or wanted_T.sum() == 10, (
+            "the first step learns all over the text"
+        )
 
 
 def test_eagle3_knows_only_its_draft_vocabulary(target: HFTarget) -> None:

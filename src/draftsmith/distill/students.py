@@ -32,7 +32,7 @@ from draftsmith.distill.objectives.distillation import (
     Imitation,
     Objective,
 )
-from draftsmith.drafters.base import COST, Drafter, options_marked
+from draftsmith.drafters.base import COST, READING, Drafter, options_marked
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
@@ -221,7 +221,7 @@ class NetworkStudent(StudentBase):
         self.learner.train().requires_grad_(True)
 
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
-        config = as_dict(self.learner.config) | {"source": ""}
+        config = self._options_but(READING) | {"source": ""}
         usual = as_dict(type(self.learner).Config())
         weights = self._imitation()
         aside = options_marked(self.learner.config, COST) | {"seed"}  # of one setting all the same
@@ -258,10 +258,14 @@ class NetworkStudent(StudentBase):
 
     @property
     def identity(self) -> dict[str, Any]:
-        free = options_marked(self.learner.config, COST)
-        options = {k: v for k, v in as_dict(self.learner.config).items() if k not in free}
-        options |= self._imitation()
+        options = self._options_but(COST, READING) | self._imitation()
         return super().identity | {"drafter_options": options}
+
+    def _options_but(self, *marks: Mapping[str, object]) -> dict[str, Any]:
+        """The drafter's options without those of these marks."""
+        config = self.learner.config
+        aside = {name for mark in marks for name in options_marked(config, mark)}
+        return {name: value for name, value in as_dict(config).items() if name not in aside}
 
     def objective(self, token: Distillation) -> Objective:
         given, own = self._options.imitation, self.learner.loss_weights

@@ -10,6 +10,7 @@ The purpose of an option is metadata of its field in the drafter's `Config`:
     noise: float = field(default=0.2, metadata=TRAINING)     training alone reads it
     heads: int = field(default=4, metadata=STRUCTURE)        and only where it begins from nothing
     recompute: bool = field(default=True, metadata=COST)     it does not change the weights
+    pickled: bool = field(default=False, metadata=READING)   reading a folder alone looks at it
 
 An option without this is read when the drafter drafts.
 """
@@ -242,6 +243,8 @@ STRUCTURE = {**TRAINING, "fixed": True}
 """Metadata of a training option that is fixed once weights exist."""
 COST = {**TRAINING, "free": True}
 """Metadata of a training option that changes time and memory, but not the weights."""
+READING = {"when": "reading"}
+"""Metadata of an option that says how weights are read: no record of the drafter keeps it."""
 
 
 def options_marked(config: Any, mark: Mapping[str, object]) -> frozenset[str]:

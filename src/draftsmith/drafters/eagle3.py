@@ -60,7 +60,8 @@ class Eagle3Network(Network):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
-        hidden, size = config.hidden_size, getattr(config, "draft_vocab_size", config.vocab_size)
+        hidden = config.hidden_size
+        size = getattr(config, "draft_vocab_size", None) or config.vocab_size
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
         self.midlayer = WideLayer(config)
         self.norm = RMSNorm(hidden, config.rms_norm_eps)

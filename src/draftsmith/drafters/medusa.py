@@ -9,9 +9,8 @@ as the target's own law. Heads do not see what the others drafted: a tree of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from draftsmith.drafters.base import (
     TextState,
     at_least,
 )
-from draftsmith.drafters.hidden.checkpoint import MEDUSA, read_tensors
+from draftsmith.drafters.hidden.checkpoint import MEDUSA
 from draftsmith.drafters.hidden.drafter import TrainedDrafter
 from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import BackendError
@@ -126,19 +125,19 @@ class _HeadReader:
         return self.root()[:, None].expand(-1, tokens_BF.shape[1], -1)
 
 
-def stored_heads(folder: Path) -> tuple[int, int]:
-    """How many heads the folder holds, and how many residual blocks each has.
+def stored_heads(names: Collection[str], folder: str) -> tuple[int, int]:
+    """How many heads these tensors are of, and how many residual blocks each has.
 
     Raises:
-        BackendError: it holds something else.
+        BackendError: they are something else.
     """
-    names = list(read_tensors(folder))
     places = [name.split(".") for name in names]
     numbered = [len(place) > 2 and (place[0] + place[1]).isdigit() for place in places]
     if not all(numbered) or not names:
-        held = f" ({names[0]}, ...)" if names else ""
+        held = f" ({next(iter(names))}, ...)" if names else ""
         raise BackendError(f"The drafter in {folder} holds no Medusa heads{held}.")
-    return 1 + max(int(place[0]) for place in places), max(int(place[1]) for place in places)
+    # counted, not the highest number: a gap is refused as what is lacking
+    return len({place[0] for place in places}), len({place[1] for place in places}) - 1
 
 
 _MOST_HEADS = 64
@@ -149,9 +148,7 @@ class Medusa(TrainedDrafter):
     """Medusa-1: heads on a frozen target."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        source: str = ""
-        """Folder with the trained heads."""
+    class Config(TrainedDrafter.Config):
         heads: int = field(default=4, metadata=STRUCTURE)
         """Training: how many places ahead."""
         layers: int = field(default=1, metadata=STRUCTURE)
@@ -168,10 +165,10 @@ class Medusa(TrainedDrafter):
     weights_file = MEDUSA
     default_shape = TreeShape(widths=(8, 8, 8, 8), keep=48)
 
-    def _make_network(self, target: TargetView, source: Path | None) -> Heads:
+    def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Heads:
         count, layers = self.config.heads, self.config.layers
-        if source is not None:
-            count, layers = stored_heads(source)
+        if stored is not None:
+            count, layers = stored_heads(stored, self.config.source)
         self.num_steps = self.longest = count
         return Heads(count, layers, target.head_weight())
 

@@ -282,7 +282,7 @@ def refuse_by_tokenizer(model: Any, tokenizer: Any, name: str) -> None:
     rows = min(
         len(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())
     )
-    added = tokenizer.get_added_vocab()
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     last = max((i for token, i in get_vocab().items() if token not in added), default=0)
     if last >= rows:
         raise BackendError(

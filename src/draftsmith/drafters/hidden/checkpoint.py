@@ -5,9 +5,10 @@
         or medusa_lm_head.safetensors
     FOLDER/drafter.json          ours: kind, options and target (released folders have none)
 
-Released folders load too: pytorch_model.bin and medusa_lm_head.pt (weights only, no code), names
-with the prefix `model.` or `medusa_head.`, and a copy of the target's embedding, which must be the
-target's. Every tensor is used or refused by name.
+Released folders load too: names with the prefix `model.` or `medusa_head.`, a copy of the target's
+embedding, which must be the target's, and, where the option `pickled` asks for it, tensors out of a
+pytorch_model.bin or medusa_lm_head.pt (no code in them is run). Every tensor is used or refused by
+name, before a network of the sizes in config.json is made.
 
 `drafter.json` records which target a trained drafter belongs to, as "target": {"hidden_size",
 "vocab_size", "layers", "vocabulary_sha256"}. The target of a released folder is checked by the
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.core.types import Signals
-from draftsmith.drafters.base import TargetView
+from draftsmith.drafters.base import READING, TargetView, options_marked
 from draftsmith.drafters.config import drafter_manifest
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, read_json, write_json_atomic
@@ -67,7 +69,8 @@ def save_network(
     with atomic_path(folder / weights) as part:
         save_file(tensors, part)
     write_json_atomic(folder / "config.json", written_config(config))
-    known = {name: value for name, value in asdict(options).items() if name != "source"}
+    own = {"source", *options_marked(options, READING)}  # of the folder that was read
+    known = {name: value for name, value in asdict(options).items() if name not in own}
     write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known, "target": target})
 
 
@@ -75,18 +78,34 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
     """Fill the network with the folder's weights.
 
     Raises:
-        BackendError: no weights, or tensors that are missing, unknown, of another shape or not
-            finite; maps between vocabularies that cannot be; or an embedding that is not the
-            target's: the drafter was made for another target.
+        BackendError: see `read_tensors` and `check_tensors`.
     """
-    found = read_tensors(folder)
+    found = read_tensors(folder, pickled=False)
+    network.load_state_dict(check_tensors(found, network, folder, target))
+
+
+def check_tensors(
+    found: Mapping[str, Tensor], outline: nn.Module, folder: Path, target: TargetView
+) -> dict[str, Tensor]:
+    """The folder's tensors as a state of the network.
+
+    Args:
+        found: see `read_tensors`.
+        outline: the network, or one without memory (on the meta device).
+
+    Raises:
+        BackendError: tensors that are missing, unknown, of another shape or not finite; maps
+            between vocabularies that cannot be; or an embedding that is not the target's: the
+            drafter was made for another target.
+    """
+    found = dict(found)
     embedding = found.pop(EMBEDDING, None)
     if embedding is not None:
         _check_embedding(embedding, target, folder)
     subset = found.pop(T2D, None)
-    wanted = network.state_dict()
-    if D2T in wanted and len(wanted[D2T]) == target.vocab_size:
-        found.setdefault(D2T, torch.zeros_like(wanted[D2T]))  # equal ids: no map is needed
+    wanted = outline.state_dict()
+    if D2T in wanted and len(wanted[D2T]) == target.vocab_size:  # equal ids: no map is needed
+        found.setdefault(D2T, torch.zeros(target.vocab_size, dtype=torch.long))
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         parts = [("lacks", missing), ("holds, and its kind has no,", unknown)]
@@ -114,7 +133,7 @@ def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
             )
     if D2T in found:
         _check_vocabulary(found[D2T], subset, target.vocab_size, folder)
-    network.load_state_dict(found)
+    return found
 
 
 def target_ids(d2t: Tensor) -> Tensor:
@@ -122,29 +141,48 @@ def target_ids(d2t: Tensor) -> Tensor:
     return d2t.long() + torch.arange(len(d2t), device=d2t.device)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path, *, pickled: bool) -> dict[str, Tensor]:
     """All tensors of a folder, named as here.
+
+    Args:
+        pickled: read also a file that can hold more than tensors.
 
     Raises:
         BackendError: none of the known files is there, or it cannot be read.
     """
-    with loading(f"the drafter's weights in {folder}"):
-        for name in (MEDUSA, WEIGHTS):
-            if (folder / name).is_file():
-                return _plain(load_file(folder / name))
-        for name in PICKLED:
-            if (folder / name).is_file():
-                return _plain(torch.load(folder / name, map_location="cpu", weights_only=True))
-    names = ", ".join((WEIGHTS, MEDUSA, *PICKLED))
-    raise BackendError(f"The drafter's folder {folder} holds no weights ({names}).")
+    files = [folder / name for name in (MEDUSA, WEIGHTS, *PICKLED)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        names = ", ".join(each.name for each in files)
+        raise BackendError(f"The drafter's folder {folder} holds no weights ({names}).")
+    if file.name in PICKLED and not pickled:
+        raise BackendError(
+            f"The drafter's weights in {file} are pickled, which is not read by default: give the "
+            "drafter option pickled=true (tensors alone are read, and no code is run), or write "
+            f"them as {WEIGHTS} with safetensors.torch.save_file."
+        )
+    with loading(f"the drafter's weights in {file}"):
+        if file.name not in PICKLED:
+            loaded = load_file(file)
+        else:
+            try:
+                loaded = torch.load(file, map_location="cpu", weights_only=True)
+            except pickle.UnpicklingError as error:
+                raise BackendError(
+                    f"The drafter's weights in {file} cannot be read: it is damaged, or holds more "
+                    "than tensors, and code in a pickle is never run."
+                ) from error
+        if not all(isinstance(one, Tensor) for one in loaded.values()):
+            raise BackendError(f"The drafter's weights in {file} hold something else than tensors.")
+        named = {_name(str(name)): one for name, one in loaded.items()}
+    if len(named) < len(loaded):
+        raise BackendError(f"The drafter's weights in {file} hold a tensor under two names.")
+    return named
 
 
-def _plain(loaded: Mapping[Any, Tensor]) -> dict[str, Tensor]:
-    bare = {
-        str(name).removeprefix("model.").removeprefix("medusa_head."): one
-        for name, one in loaded.items()
-    }
-    return {RENAMED.get(name, name): one for name, one in bare.items()}
+def _name(stored: str) -> str:
+    bare = stored.removeprefix("model.").removeprefix("medusa_head.")
+    return RENAMED.get(bare, bare)
 
 
 def _some(names: list[str]) -> str:
@@ -247,6 +285,7 @@ def _difference(known: dict[str, Any], facts: dict[str, Any]) -> str | None:
 
 
 COMPUTED: Mapping[str, tuple[object, ...]] = {
+    "num_hidden_layers": (1, None),
     "hidden_act": ("silu", "swish", None),
     "norm_before_residual": (False, None),
     "norm_before_fc": (False, None),

@@ -15,7 +15,7 @@ were accepted, read again with the target's own features at the next step.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -41,6 +41,7 @@ from draftsmith.core.types import (
 )
 from draftsmith.drafters.base import (
     COST,
+    READING,
     STRUCTURE,
     TRAINING,
     Accepted,
@@ -57,8 +58,9 @@ from draftsmith.drafters.hidden.checkpoint import (
     check_bound,
     check_config,
     check_target,
-    load_network,
+    check_tensors,
     read_config,
+    read_tensors,
     save_network,
     target_facts,
 )
@@ -236,7 +238,15 @@ def new_state(
 
 class TrainedDrafter(Drafter):
     """A drafter with weights of its own over the target's hidden states: how it is bound to a
-    target and saved. Its `Config` has a `source`."""
+    target and saved."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        source: str = ""
+        """Folder with the trained network."""
+        pickled: bool = field(default=False, metadata=READING)
+        """Read a released .bin or .pt where the folder has no safetensors: its tensors; code in it
+        is not run."""
 
     config: Any
     signals = Signals(last_hidden=True)
@@ -279,13 +289,18 @@ class TrainedDrafter(Drafter):
         if self.network is not None:  # bound before: the weights stay
             check_bound(self, self._facts, facts)
         else:
-            source = Path(self.config.source) if self.config.source else None
-            if source is not None:
+            source, stored = Path(self.config.source), None
+            if self.config.source:
                 check_target(source, facts)
-            network = self._make_network(target, source)
+                stored = read_tensors(source, pickled=self.config.pickled)
+                # the sizes in config.json may be absurd: compared before memory is asked for
+                with torch.device("meta"):
+                    outline = self._make_network(target, stored)
+                stored = check_tensors(stored, outline, source, target)
+            network = self._make_network(target, stored)
             network.to(dtype=target.dtype, device=target.device)
-            if source is not None:
-                load_network(network, source, target)
+            if stored is not None:
+                network.load_state_dict(stored)
             self.network, self._facts, self.signals = network, facts, signals
         self._borrowed = [target]
 
@@ -298,8 +313,8 @@ class TrainedDrafter(Drafter):
         """The measures of the network, for its folder."""
 
     @abc.abstractmethod
-    def _make_network(self, target: TargetView, source: Path | None) -> nn.Module:
-        """The network for this target, or of the measures in the folder."""
+    def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> nn.Module:
+        """The network for this target, or of the measures in the folder with these tensors."""
 
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the network, in the layout of the released checkpoints."""
@@ -319,9 +334,7 @@ class FeatureDrafter(TrainedDrafter):
     learns beyond one step."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        source: str = ""
-        """Folder with the trained network."""
+    class Config(TrainedDrafter.Config):
         proposal: Literal["greedy", "without_replacement", "sampled"] = "greedy"
         """Children in a static tree or chain: the top tokens, or draws. Dynamic trees take the top
         tokens."""
@@ -344,12 +357,12 @@ class FeatureDrafter(TrainedDrafter):
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
 
-    def _make_network(self, target: TargetView, source: Path | None) -> Network:
-        layer = self.network_config(target)
-        if source is not None:
+    def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:
+        layer, source = self.network_config(target), Path(self.config.source)
+        if stored is not None:
             layer = read_config(source)
             check_config(layer, target, source)
-        with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source or Path()}"):
+        with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source}"):
             torch.manual_seed(self.config.seed)
             network = self.network_class(layer)
         self.layer = layer
