@@ -697,7 +697,7 @@ def stored_data(
             "cut": cut,
             "prompts": len({t.prompt_id for t in learnt}),
             "held_out_prompts": len(chosen),
-            **_held_out_facts(options, asked or found, held, vocab_size),
+            **(_evaluation_facts(options, asked, held, vocab_size) if asked else {}),
             "answer_tokens": sum(t.answer_length for t in learnt),
             "store_bytes": sum(summary.bytes for summary in summaries),
             "store_bytes_per_token": [summary.bytes_per_token for summary in summaries],
@@ -740,19 +740,18 @@ def _least_kept(stores: Iterable[TrajectoryStore], vocab_size: int) -> int | Non
     return None if kept <= {None, vocab_size} else min(k for k in kept if k is not None)
 
 
-def _held_out_facts(
+def _evaluation_facts(
     options: DistillConfig,
-    stores: Iterable[StoredTexts],
+    asked: Sequence[StoredTexts],
     held: Iterable[TrainingExample],
     vocab_size: int,
 ) -> dict[str, Any]:
-    """What the texts are that choose the weights: of which stores, how they were made and kept."""
-    some = list(stores)
+    """What the texts of --evaluate are: of which stores, how they were made and kept."""
     return {
         "evaluated_on": [portable_text(str(folder)) for folder in options.evaluate],
-        "evaluation_data": [one.checksum() for one in some] if options.evaluate else [],
-        "held_out_forcing": "+".join(sorted({text.forcing for text in stored_texts(held)})),
-        "held_out_top_k": _least_kept((one.store for one in some), vocab_size),
+        "evaluation_data": [one.checksum() for one in asked],
+        "evaluation_forcing": "+".join(sorted({text.forcing for text in stored_texts(held)})),
+        "evaluation_top_k": _least_kept((one.store for one in asked), vocab_size),
     }
 
 

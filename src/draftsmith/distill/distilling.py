@@ -78,6 +78,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
 
     data = training_data(options, tokenizer, student, drawing, refresh)
     top_k = data.facts["top_k"]
+    measured_k = data.facts.get("evaluation_top_k", top_k)
     if top_k is not None and token.tail == "bucket" and token.teacher_temperature != 1:
         raise InputError(
             f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
@@ -109,16 +110,15 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         "alpha": _acceptance(after),
         "alpha_before": _acceptance(before),
         # full logprobs that are cut to be learnt are measured as they are
-        "alpha_is_lower_bound": options.reads_logprobs and data.facts["held_out_top_k"] is not None,
+        "alpha_is_lower_bound": options.reads_logprobs and measured_k is not None,
         "best_step": best_step,
         **student.facts(after),
         "held_out": after,
         "held_out_before": before,
-        "measured_on": where,
         **data.facts,
     }
     if accelerator.is_main_process:
-        finished.write(options, record, results, _readme(results))
+        finished.write(options, record, results, _readme(results, where))
         shutil.rmtree(options.out / "work", ignore_errors=True)
     accelerator.wait_for_everyone()
     change, better = "", True
@@ -205,7 +205,7 @@ def make_trainer(
 ) -> Trainer:
     """The one training loop, set up for these options."""
     training, chosen = options.training, options.objective
-    held, forcing = data.held_out, data.facts.get("held_out_forcing") or data.facts["forcing"]
+    held, forcing = data.held_out, data.facts.get("evaluation_forcing", data.facts["forcing"])
     evaluation = None if held is None else student.evaluation(held, forcing)
     identity = {
         "data": data.facts["data"],
@@ -251,8 +251,10 @@ def make_trainer(
     )
 
 
-def _readme(results: dict[str, Any]) -> str:
-    bound = results["held_out_top_k"] if results["alpha_is_lower_bound"] else None
+def _readme(results: dict[str, Any], where: str) -> str:
+    bound = None
+    if results["alpha_is_lower_bound"]:
+        bound = results.get("evaluation_top_k", results["top_k"])
     parts = [
         "# A drafter distilled by `draftsmith distill`",
         f"Objective {results['objective']}, {results['steps']:,} steps. `run.json` says how it was "
@@ -260,8 +262,7 @@ def _readme(results: dict[str, Any]) -> str:
     ]
     if results["alpha"] is not None:
         parts.append(
-            "Expected acceptance of the first draft at temperature 1 on "
-            f"{results['measured_on']}: "
+            f"Expected acceptance of the first draft at temperature 1 on {where}: "
             f"{results['alpha_before']:.4f} before, {results['alpha']:.4f} after"
             + ("." if bound is None else f" (lower bounds: laws were cut to {bound} tokens).")
         )
