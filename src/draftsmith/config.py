@@ -120,7 +120,7 @@ def parse_list(text: str, kind: Callable[[str], T], *, name: str) -> tuple[T, ..
         ) from None
 
 
-MOST = 2**31 - 1
+MOST = 10**9
 """The largest count that an option takes, unless it has a limit of its own."""
 LARGEST = 1e30
 """The largest number."""

@@ -310,9 +310,9 @@ def test_long_blocks_that_do_not_fill_a_step_are_refused_before_the_model_is_mad
     ("change", "flag"),
     [
         ({"layers": 1000, "hidden": 65536, "heads": 64}, "--hidden 65536"),
-        ({"hidden": 2**30}, "--hidden 1073741824"),
-        ({"intermediate": 2**31 - 1}, "--intermediate 2147483647"),
-        ({"vocab_size": 2**31 - 1}, "--vocab-size 2147483647"),
+        ({"hidden": 2**29}, "--hidden 536870912"),
+        ({"intermediate": 10**9}, "--intermediate 1000000000"),
+        ({"vocab_size": 10**9}, "--vocab-size 1000000000"),
     ],
 )
 def test_a_model_that_cannot_fit_into_memory_is_refused_before_anything_is_read(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftsmith.config import MOST
 from draftsmith.distill.config import ArchitectureConfig, Size
 from draftsmith.errors import InputError
 from draftsmith.provenance import read_json
@@ -23,8 +24,6 @@ Config = Mapping[str, Any]
 DIMENSIONS = ("layers", "heads", "hidden", "intermediate")
 _TRAINED_BYTES = 16
 """A parameter in training has a weight, a gradient and AdamW's two moments, all in float32."""
-_MOST = 10**9
-"""The largest dimension that is read."""
 _INNER_STEP = 8
 """Widths of feed-forward layers are multiples of it."""
 
@@ -219,8 +218,9 @@ def check_memory(options: ArchitectureConfig, memory: int | None, processes: int
     size = params * _TRAINED_BYTES // processes
     if memory is not None and size > memory:
         flags = [f"--{name} {getattr(shape, name)}" for name in DIMENSIONS]
+        flags += [f"--vocab-{'subset' if options.vocab_subset else 'size'} {words}"]
         raise InputError(
-            f"a model of {', '.join(flags)} and --vocab-size {words} has {params:,} parameters: "
+            f"a model of {', '.join(flags)} has {params:,} parameters: "
             f"weights, gradients and optimiser take {size:,} bytes, and there are {memory:,}"
         )
 
@@ -248,7 +248,7 @@ def dimensions(shape: Preset, kv_heads: int | None = None) -> dict[str, int]:
 def dimension(config: Config, name: str, where: str) -> int:
     """Return a dimension. Raises InputError where it is missing or none; `where` names the file."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        shown = value if not isinstance(value, int) or abs(value) <= _MOST else "a larger one"
-        raise InputError(f"{where}: {name!r} must be a number from 1 to {_MOST}, got {shown!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        shown = value if not isinstance(value, int) or abs(value) <= MOST else "a larger one"
+        raise InputError(f"{where}: {name!r} must be a number from 1 to {MOST}, got {shown!r}")
     return value
