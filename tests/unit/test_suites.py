@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiny_models import tiny_tokenizer
+from transformers import AutoTokenizer
 
 from draftsmith.data.prompts import Message, Prompt, plain_prompts
 from draftsmith.data.suites import load_prompts, load_suite
 from draftsmith.errors import InputError
+from draftsmith.live.config import PromptConfig
+from draftsmith.live.templates import Template
 
 DATA = Path(
     os.environ.get("DRAFTSMITH_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
@@ -264,6 +268,29 @@ def test_ids_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "x", **({} if i is None else {"id": i})}) for i in ids]
     found = [prompt.id for prompt in load_prompts(write(tmp_path, *lines))]
     assert found == ["a", "b", "a#2", "a#2#2", "a#3", "5", "7", "5#2"]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}", r", line 1\b"),
+        ("{{ messages[0].content / 0 }}", "unsupported operand"),
+        ("{{ raise_exception('no system turns') }}", "no system turns"),
+    ],
+)
+def test_a_chat_template_that_fails_is_named_by_its_file(
+    template: str, said: str, tmp_path: Path
+) -> None:
+    """Broken, wrong for this chat, or one that refuses it; of prompts and of live translation."""
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    prompt = Prompt(id="a", messages=(Message(role="user", content="hi"),))
+    live = Template.of(PromptConfig(template="chat"), tokenizer)
+    for render in (lambda: prompt.render(tokenizer), lambda: live.encode("hi")):
+        with pytest.raises(InputError, match=rf"chat_template\.jinja.*{said}") as caught:
+            render()
+        assert caught.value.exit_code == 2
 
 
 def test_rendering_uses_the_chat_template_for_chats_only() -> None:

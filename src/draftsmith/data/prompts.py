@@ -22,6 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import InputError, nearest
@@ -105,19 +106,43 @@ class Prompt:
         chat = self.conversation(answers)
         if not tokenizer.chat_template:
             return "\n\n".join(message.content for message in chat)
-        return str(
-            tokenizer.apply_chat_template(
-                [{"role": message.role, "content": message.content} for message in chat],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        )
+        return render_chat(tokenizer, chat)
 
     def token_ids(self, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[int, ...]:
         """`render` as tokens; a chat template has written its own special tokens already."""
         templated = self.is_chat and bool(tokenizer.chat_template)
         text = self.render(tokenizer, answers)
         return tuple(tokenizer.encode(text, add_special_tokens=not templated))
+
+
+def render_chat(
+    tokenizer: Any, chat: Sequence[Message], variables: Mapping[str, object] | None = None
+) -> str:
+    """The chat by the model's template, up to where the answer begins; `variables`: what the
+    template may ask for.
+
+    Raises:
+        InputError: the template is broken, or refuses this chat; its file is named.
+    """
+    turns = [{"role": message.role, "content": message.content} for message in chat]
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **(variables or {})
+            )
+        )
+    except Exception as error:  # a template is a program, and fails as it likes
+        line = f", line {error.lineno}" if hasattr(error, "lineno") else ""
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{_template_file(tokenizer)}{line}: the chat template cannot write this chat: {reason}"
+        ) from error
+
+
+def _template_file(tokenizer: Any) -> str:
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    files = [Path(name) / file for file in ("chat_template.jinja", "tokenizer_config.json")]
+    return next((str(file) for file in files if file.is_file()), name)
 
 
 _PROMPT_FIELDS = (

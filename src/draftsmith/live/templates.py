@@ -18,7 +18,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-from draftsmith.data.prompts import MINI, check_prompt, check_whole, filled
+from draftsmith.data.prompts import MINI, Message, check_prompt, check_whole, filled, render_chat
 from draftsmith.errors import InputError
 from draftsmith.live.config import PromptConfig
 
@@ -98,13 +98,10 @@ class Template:
         """Render the turns with the model's chat template."""
         messages = []
         for question, answer in turns:
-            messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": last})
-        rendered: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-        return rendered
+            messages.append(Message(role="user", content=question))
+            messages.append(Message(role="assistant", content=answer))
+        messages.append(Message(role="user", content=last))
+        return render_chat(self.tokenizer, messages, {"enable_thinking": False})
 
     def _encoded(self, rendered: str, outside: Sequence[str]) -> list[int]:
         """Encode one text as in training, but split special tokens that came from outside."""
