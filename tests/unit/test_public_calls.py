@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,12 +228,14 @@ def test_options_of_another_kind_are_refused(name: str, value: Any) -> None:
         "top_k": [-1, None, *WHOLE],
         "top_p": [0, 2, math.nan, "x", None],
         "min_p": [-1, math.nan, "x"],
-        "repetition_penalty": [0, -1, math.nan, math.inf, "x", None],
-        "presence_penalty": [math.inf, "x", None],
+        "repetition_penalty": [0, -1, math.nan, math.inf, 1e308, "x", None],
+        "presence_penalty": [math.inf, 1e308, "x", None],
+        "frequency_penalty": [math.nan, -1e308],
         "logit_bias": [
             ((V, 1.0),),
             ((-1, 1.0),),
             ((1, math.nan),),
+            ((1, 1e308),),
             ((1, "x"),),
             (("a", 1.0),),
             ((1.5, 1.0),),
@@ -370,3 +373,20 @@ def test_toys_have_a_size(name: str, value: Any) -> None:
     if name in ("vocab_size", "seed"):
         with pytest.raises(InputError, match=name):
             draftsmith.TabularTarget(**{name: value})
+
+
+TARGET = Path(__file__).parents[2] / "models" / "mini-code" / "target"
+HALF = "half a surrogate: \ud83d"
+
+
+@cases(
+    {
+        "prompts": [HALF, [HALF], [{"role": "user", "content": HALF}]],
+        "predictions": [HALF],
+        "params": [SamplingParams(stop=HALF)],
+    }
+)
+def test_half_a_character_is_no_text(name: str, value: Any) -> None:
+    generator = Generator(TARGET, "prompt_lookup")
+    with pytest.raises(InputError, match="surrogate"):
+        generator.generate(**{"prompts": "def main(", name: value})

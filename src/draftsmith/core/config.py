@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from draftsmith.config import (
+    LARGEST,
     Configuration,
     check_plain,
     is_whole,
@@ -235,13 +236,16 @@ class Warping:
         require(0 < top_p <= 1, f"{name('top_p')} must be above 0 and at most 1, got {top_p}")
         require(0 <= min_p <= 1, f"{name('min_p')} must lie between 0 and 1, got {min_p}")
         penalty = self.repetition_penalty
-        good = math.isfinite(penalty) and penalty > 0
-        require(good, f"{name('repetition_penalty')} must be above 0 and finite, got {penalty}")
+        good = 0 < penalty <= LARGEST
+        words = f"must be above 0 and at most {LARGEST:g}"
+        require(good, f"{name('repetition_penalty')} {words}, got {penalty}")
         for field, value in (
             ("presence_penalty", self.presence_penalty),
             ("frequency_penalty", self.frequency_penalty),
         ):
-            require(math.isfinite(value), f"{name(field)} must be a finite number, got {value}")
+            good = abs(value) <= LARGEST  # what is larger has no sums in float32
+            words = f"must be a finite number between {-LARGEST:g} and {LARGEST:g}"
+            require(good, f"{name(field)} {words}, got {value}")
         for token, bias in logit_bias:
             require(
                 is_whole(token) and isinstance(bias, Real),
@@ -249,7 +253,7 @@ class Warping:
             )
             require(token >= 0, f"{name('logit_bias')}: a token id is 0 or more, got token {token}")
             # -inf forbids a token; +inf and NaN have no law.
-            good = math.isfinite(bias) or bias == -math.inf
+            good = abs(bias) <= LARGEST or bias == -math.inf
             require(good, f"{name('logit_bias')}: the bias of token {token} cannot be {bias}")
 
 

@@ -24,7 +24,7 @@ from draftsmith.core.rows import StopStrings, check_prompt, several
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
 from draftsmith.core.verify import Rule
-from draftsmith.data.prompts import Message, Prompt
+from draftsmith.data.prompts import Message, Prompt, check_whole
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
@@ -361,6 +361,9 @@ class Generator:
         predictions = several(predictions, "predictions")
         if self.target.tokenizer is None and any(isinstance(one, str) for one in predictions):
             raise InputError(f"{self.target.name} has no tokenizer: give predictions as token ids.")
+        for number, one in enumerate(predictions):
+            if isinstance(one, str):
+                check_whole(one, f"prediction {number}")
         expected = [
             self.target.tokenizer.encode(one, add_special_tokens=False)
             if isinstance(one, str)

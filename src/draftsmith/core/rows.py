@@ -9,6 +9,7 @@ from typing import Any
 from draftsmith.config import is_whole, require, short
 from draftsmith.core.sampling import History
 from draftsmith.core.types import RowStats, StepCount
+from draftsmith.data.prompts import check_whole
 from draftsmith.errors import InputError
 
 
@@ -33,7 +34,7 @@ class StopStrings:
     cover what a tokenizer does at the edge.
 
     Raises:
-        InputError: an empty string, or no tokenizer to find any with.
+        InputError: a string that is empty or no whole text, or no tokenizer to find any with.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
@@ -41,6 +42,8 @@ class StopStrings:
             raise InputError("Stop strings need a tokenizer, and this target has none.")
         if "" in strings:
             raise InputError("A stop string is empty: it would stop everywhere.")
+        for text in strings:
+            check_whole(text, "a stop string")
         self.strings, self._tokenizer = tuple(strings), tokenizer
         self._window = max((len(s.encode()) for s in strings), default=0) + 8
 

@@ -112,6 +112,7 @@ class Prompt:
         """`render` as tokens; a chat template has written its own special tokens already."""
         templated = self.is_chat and bool(tokenizer.chat_template)
         text = self.render(tokenizer, answers)
+        check_whole(text, f"prompt {self.id}")
         return tuple(tokenizer.encode(text, add_special_tokens=not templated))
 
 
