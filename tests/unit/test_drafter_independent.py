@@ -118,6 +118,14 @@ def test_a_subset_of_another_target_is_refused(tmp_path: Path) -> None:
         drafter.bind(tiny_target(64))
 
 
+def test_a_damaged_subset_is_named(tmp_path: Path) -> None:
+    drafter = subset_drafter(tmp_path, list(range(32)), 32)
+    file = tmp_path / "draft_vocab.safetensors"
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(BackendError, match=r"draft_vocab\.safetensors"):
+        drafter.bind(tiny_target(64))
+
+
 def test_text_that_outgrows_the_draft_models_context_goes_on_without_drafts() -> None:
     target = tiny_target(64)
     drafter = Independent(Independent.Config(), model=tiny_target(64, max_length=16))

@@ -39,7 +39,7 @@ from draftsmith.distill import callbacks, distributed, pretraining, tokenizer_tr
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.distributed import training_folder
-from draftsmith.distill.initial_model import build_student, student_config, subclone_from
+from draftsmith.distill.initial_model import build_student, student_config, subclone, subclone_from
 from draftsmith.distill.model_sizes import check_memory
 from draftsmith.drafters.independent import causal_forward
 from draftsmith.errors import BackendError, InputError
@@ -594,6 +594,15 @@ def test_a_subclone_of_a_trained_target_starts_better_than_random(
         assert result.loss is not None
         losses[init.split(":")[0]] = result.loss
     assert losses["subclone"] < losses["random"] - 0.2, losses
+
+
+def test_pickled_weights_are_not_cut_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = build_student(family("llama"), seed=0)
+    target.config.save_pretrained(tmp_path)
+    torch.save(target.state_dict(), tmp_path / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it is unpickled"))
+    with pytest.raises(BackendError, match="safetensors"):
+        subclone(str(tmp_path), target)
 
 
 def test_a_subclone_larger_than_its_target_is_refused() -> None:

@@ -31,7 +31,7 @@ from transformers import (
 from draftsmith.distill.config import ArchitectureConfig
 from draftsmith.distill.model_sizes import dimensions, shape_of
 from draftsmith.errors import BackendError, InputError
-from draftsmith.targets.hf import loading
+from draftsmith.targets.hf import load_model, loading
 
 
 def student_config(
@@ -103,9 +103,7 @@ def subclone(source: str, student: PreTrainedModel, tokens: Tensor | None = None
     Raises BackendError when the target cannot be loaded, InputError when the student is larger
     than it in some dimension or of another family.
     """
-    with loading(f"{source} (--init subclone)"):
-        target = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    subclone_from(target, student, tokens)
+    subclone_from(load_model(source, dtype="float32", device="cpu"), student, tokens)
 
 
 @torch.no_grad()

@@ -40,6 +40,7 @@ from draftsmith.drafters.tree_growth import (
 )
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
+from draftsmith.targets.hf import loading
 
 SUBSET_FILE = "draft_vocab.safetensors"
 """File beside a draft model with a subset of the target's tokens."""
@@ -85,7 +86,8 @@ class VocabularySubset:
         path = Path(source) / SUBSET_FILE
         if not source or not path.is_file():
             return None
-        tensors = load_file(path)
+        with loading(f"the draft model's vocabulary in {path}"):
+            tensors = load_file(path)
         missing = {"d2t", "unknown"} - tensors.keys()
         if missing:
             raise BackendError(
