@@ -120,8 +120,9 @@ def _depths(rows: Sequence[Row]) -> list[str]:
     return [
         "## On held-out texts, by depth of the draft",
         "",
-        "Each on texts of its own store, so only rows of one store compare. `misaligned` begins at "
-        "the second draft.",
+        "Each on texts of its own store, so only rows of one store compare. The target was trained "
+        "on the files of these prompts, so that these figures are higher than on others. `misaligned` "
+        "begins at the second draft.",
         "",
         *_table(["method", "store", *_SHOWN], lines),
     ]
