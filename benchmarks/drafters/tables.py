@@ -121,8 +121,8 @@ def _depths(rows: Sequence[Row]) -> list[str]:
         "## On held-out texts, by depth of the draft",
         "",
         "Each on texts of its own store, so only rows of one store compare. The target was trained "
-        "on the files of these prompts, so that these figures are higher than on others. `misaligned` "
-        "begins at the second draft.",
+        "on the files of these prompts, so that these figures are higher than on others. "
+        "`misaligned` begins at the second draft.",
         "",
         *_table(["method", "store", *_SHOWN], lines),
     ]
