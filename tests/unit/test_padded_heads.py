@@ -170,7 +170,7 @@ def words_for(folder: Path, drafter: str, out: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("drafter", ["smaller", "larger"])
-@pytest.mark.parametrize("way", ["store", "teacher", "online"])
+@pytest.mark.parametrize("way", ["store", "teacher", "online", "best of the teacher's"])
 @pytest.mark.every(4)
 def test_a_run_with_a_padded_head_ends_well(
     folder: Path, tmp_path: Path, command: Command, store: Path, drafter: str, way: str
@@ -178,6 +178,8 @@ def test_a_run_with_a_padded_head_ends_well(
     words = {
         "store": ["--store", str(store), "--teacher-temperature", "0.8"],
         "teacher": ["--store", str(store), "--laws", "teacher"],
+        # so many that the target's padding is among them
+        "best of the teacher's": ["--store", str(store), "--laws", "teacher", "--top-k", "302"],
         "online": ["--online", "--prompts", str(folder / "many.txt"), "--max-new-tokens", "4"],
     }[way]
     found = command("distill", *words_for(folder, drafter, tmp_path / "out", *words))

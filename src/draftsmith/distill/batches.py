@@ -631,6 +631,8 @@ class InLoop:
     signals: Signals = field(default_factory=Signals)
     top_k: int = 0
     """Logprobs are cut to so many tokens; 0: they are whole."""
+    known: int | None = None
+    """Entries of its head that the drafter's has, too: others are not cut to. None: all."""
 
     @property
     def num_batches(self) -> int:
@@ -640,7 +642,7 @@ class InLoop:
     def batch(self, step: int, part: int = 0, parts: int = 1) -> TrajectoryBatch:
         """The source's batch; every counted token has a law."""
         batch = taught(self.source.batch(step, part, parts), self.teacher, self.signals)
-        return cut_to(batch, self.top_k)
+        return cut_to(batch, self.top_k, self.known)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -703,16 +705,17 @@ def with_laws(
     return replace(batch, laws=laws, law_row_BT=row_BT)
 
 
-def cut_to(batch: TrajectoryBatch, top_k: int) -> TrajectoryBatch:
-    """The batch with the best so many logprobs of each position, as a store keeps them; 0: all."""
+def cut_to(batch: TrajectoryBatch, top_k: int, known: int | None = None) -> TrajectoryBatch:
+    """The batch with the best so many logprobs of each position, as a store keeps them; 0: all.
+    `known`: over the first so many entries of the head, renormalised (see `over_both`)."""
     laws = batch.laws
     if not top_k or not isinstance(laws, FullLogprobs):
         return batch
     ids, log_p = [], []
     with torch.no_grad():
-        vocab = laws.head(laws.hidden_NH[:1]).shape[-1]
+        vocab = laws.head(laws.hidden_NH[:1])[:, :known].shape[-1]
         for part_NH in laws.hidden_NH.split(max(1, LOGITS_AT_ONCE // vocab)):
-            wide_NV, total_N1 = log_mass(laws.head(part_NH))
+            wide_NV, total_N1 = log_mass(laws.head(part_NH)[:, :known])
             ids_NK = stable_top(wide_NV, top_k)[1].sort(dim=-1).values
             ids.append(ids_NK)
             log_p.append(wide_NV.gather(1, ids_NK) - total_N1)

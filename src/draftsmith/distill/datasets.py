@@ -411,12 +411,14 @@ def source_of(
     *,
     prefetch: bool,
     ends: EmbeddingAndHead | None = None,
+    known: int | None = None,
 ) -> BatchSource:
     """Add --text and a teacher in memory, or the head of one, where they are given.
 
     For a drafter that reads hidden states the teacher computes those of the text too, and with them
     its logprobs. `prefetch`: the rows of `source` depend on the step alone, so a thread may
-    assemble them in advance; what the teacher computes is never computed in advance.
+    assemble them in advance; what the teacher computes is never computed in advance. `known`:
+    entries of the teacher's head that the drafter's has, too; None: all.
     """
 
     def ahead(source: BatchSource) -> BatchSource:
@@ -429,10 +431,10 @@ def source_of(
     if teacher is None:
         return ahead(_with_text(options, tokenizer, source))
     if signals == Signals() and not options.text_logprobs:
-        learnt = InLoop(source=ahead(source), teacher=teacher, top_k=top_k)
+        learnt = InLoop(source=ahead(source), teacher=teacher, top_k=top_k, known=known)
         return _with_text(options, tokenizer, learnt)
     both = ahead(_with_text(options, tokenizer, source))
-    return InLoop(source=both, teacher=teacher, signals=signals, top_k=top_k)
+    return InLoop(source=both, teacher=teacher, signals=signals, top_k=top_k, known=known)
 
 
 def held_out_batches(
@@ -599,12 +601,14 @@ def stored_data(
     teacher: HFTarget | None,
     signals: Signals,
     ends: EmbeddingAndHead | None = None,
+    in_both: int | None = None,
 ) -> TrainingData:
     """Trajectories of stores; with a teacher in memory, its whole laws in place of theirs.
 
     Args:
         vocab_size: the target's.
         ends: its head makes whole laws of stored hidden states, in place of the stored ones.
+        in_both: entries of the teacher's head that the drafter's has, too; None: all.
         signals: what the drafter reads of the target: the teacher computes it, or else the stores
             hold just this.
 
@@ -678,7 +682,9 @@ def stored_data(
     top_k = _least_kept((one.store for one in found), vocab_size)
     read_texts = stored_texts([*known, *held])
     return TrainingData(
-        source=source_of(options, tokenizer, blocks, teacher, signals, prefetch=True, ends=ends),
+        source=source_of(
+            options, tokenizer, blocks, teacher, signals, prefetch=True, ends=ends, known=in_both
+        ),
         held_out=held_out_batches(options, tokenizer, held, teacher, signals, ends),
         steps_per_epoch=blocks.steps_per_epoch,
         longest=_longest(learnt, length),
@@ -855,7 +861,9 @@ def online_data(
     samples = replace(settings, forcing="sample", seed=options.seed)
     answers = backend.collect(held, samples) if held else []
     return TrainingData(
-        source=source_of(options, tokenizer, drawn, teacher, signals, prefetch=False),
+        source=source_of(
+            options, tokenizer, drawn, teacher, signals, prefetch=False, known=draws.vocab_size
+        ),
         held_out=held_out_batches(
             options,
             tokenizer,

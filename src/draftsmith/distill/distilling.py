@@ -183,7 +183,9 @@ def training_data(
     teacher = load_target(options.target) if options.loads_target else None
     signals = student.learner.signals
     if not options.online:
-        data = stored_data(options, tokenizer, vocab_size, teacher, signals, ends)
+        data = stored_data(
+            options, tokenizer, vocab_size, teacher, signals, ends, student.vocab_size
+        )
     else:
         assert teacher is not None
         known = min(teacher.vocab_size, student.vocab_size or teacher.vocab_size)
