@@ -73,6 +73,14 @@ def test_a_replay_compares_settings_and_keeps_everything(
     assert (exact["ad"], exact["ao"]) == (exact_hidden["ad"], exact_hidden["ao"])
     assert full["ad"] == 1.0 and full["ne"] == 0.0 and plain["ad"] is None
     assert plain["speedup"] == 1.0 and full["speedup"] > 0 and plain["bleu"] is not None
+    for row in rows:
+        for name in ("ne", "chrf", "bleu", "speedup"):
+            assert row[f"{name}_low"] <= row[f"{name}_high"]
+        assert row["ne_low"] <= row["ne"] <= row["ne_high"]
+    assert plain["ne_words"] > 0 and plain["ne_tokens"] > 0
+    # a word that grows is rewritten
+    assert full["ne_tokens"] == 0.0 < full["ne_words"] < plain["ne_words"]
+    assert (plain["speedup_low"], plain["speedup_high"]) == (1.0, 1.0)  # against itself
     written = csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text()))
     assert [float(one["ne"]) for one in written] == [row["ne"] for row in rows]
     tables = (tmp_path / "tables.md").read_text()

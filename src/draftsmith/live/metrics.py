@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from draftsmith.bench.records import BOOTSTRAP_DRAWS, Interval, bootstrap_ratio
 from draftsmith.core.rows import common_prefix
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError
@@ -104,6 +105,21 @@ def erasure(before: Sequence[str], after: Sequence[str]) -> int:
     return len(before) - common_prefix(before, after)
 
 
+def erased(parts: Sequence[Sequence[UpdateRecord]], pieces: Pieces) -> list[tuple[int, int]]:
+    """Return what each segment erased and the length of its final text, where this has one: parts
+    of the normalised erasure (SSBD, arXiv 2509.21740, eqs. 3-4)."""
+    states = [[pieces.split(record.shown) for record in part] for part in parts]
+    gone = [sum(erasure(*both) for both in pairwise(texts)) for texts in states]
+    lengths = [len(texts[-1]) for texts in states]
+    return [both for both in zip(gone, lengths, strict=True) if both[1]]
+
+
+def normalised_erasure(records: Sequence[UpdateRecord], pieces: Pieces) -> float | None:
+    """Return NE in these pieces, mean over segments; None: no final text."""
+    scored = erased(segments(records), pieces)
+    return fmean(gone / length for gone, length in scored) if scored else None
+
+
 def final_source(part: Sequence[UpdateRecord]) -> str:
     """Return the last source of a segment that is not blank."""
     return next((r.source for r in reversed(part) if r.source.strip()), "")
@@ -156,6 +172,27 @@ def speedup(records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]) -
     return None if faster is None or slower is None else _ratio(faster, slower)
 
 
+def speedup_interval(
+    records: Sequence[UpdateRecord], baseline: Sequence[UpdateRecord]
+) -> Interval | None:
+    """Return the 95 % percentile interval of `speedup` over resampled segments (2 or more)."""
+    sides = [
+        [(sum(r.tokens for r in part), sum(r.seconds for r in part)) for part in segments(side)]
+        for side in (records, baseline)
+    ]
+    if len(sides[0]) < 2 or len(sides[0]) != len(sides[1]):
+        return None
+    ours, theirs = (np.array(side, np.float64) for side in sides)
+    picks = np.random.default_rng(0).integers(len(ours), size=(BOOTSTRAP_DRAWS, len(ours)))
+    (tokens, seconds), (plain_tokens, plain_seconds) = (
+        side[picks].sum(1).T for side in (ours, theirs)
+    )
+    if not (seconds.all() and plain_tokens.all()):
+        return None
+    ratios = tokens / seconds / (plain_tokens / plain_seconds)
+    return Interval(*map(float, np.quantile(ratios, [0.025, 0.975])))
+
+
 def verification_cost(speedup: float, accepted_of_tokens: float) -> float:
     """c in 1 / speed-up = (1 - A/O) + c: the cost of drafts, in decoding steps per output token.
 
@@ -206,6 +243,8 @@ class LiveReport:
     """Largest number of successive updates of a segment without a change of the display."""
     erasure_macro: float | None
     """NE, mean over segments."""
+    erasure_ci95: tuple[float, float] | None
+    """95 % interval of it, by bootstrap over segments; None with fewer than two."""
     erasure_micro: float | None
     """NE, all erased pieces / all final pieces."""
     accepted_of_drafted: float | None
@@ -235,11 +274,8 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
         InputError: the records are not those of one stream, in order.
     """
     parts = segments(records)
-    states = [[pieces.split(record.shown) for record in part] for part in parts]
-    erased = [sum(erasure(*both) for both in pairwise(texts)) for texts in states]
-    # normalised erasure: SSBD, arXiv 2509.21740, eqs. 3-4
-    lengths = [len(texts[-1]) for texts in states]
-    scored = [both for both in zip(erased, lengths, strict=True) if both[1]]
+    scored = erased(parts, pieces)
+    ratios = [gone / length for gone, length in scored]
     total = {name: sum(getattr(r, name) for r in records) for name in _SUMMED}
     return LiveReport(
         **total,
@@ -249,7 +285,8 @@ def report(records: Sequence[UpdateRecord], pieces: Pieces) -> LiveReport:
         open_segments=sum(not part[-1].final for part in parts),
         empty_finals=len(parts) - len(scored),
         longest_freeze=max((_longest_freeze(part) for part in parts), default=0),
-        erasure_macro=fmean(gone / length for gone, length in scored) if scored else None,
+        erasure_macro=fmean(ratios) if ratios else None,
+        erasure_ci95=bootstrap_ratio(ratios, [1.0] * len(ratios)),
         erasure_micro=_ratio(sum(gone for gone, _ in scored), sum(n for _, n in scored)),
         accepted_of_drafted=_ratio(total["accepted"], total["drafted"]),
         accepted_of_tokens=_ratio(total["accepted"], total["tokens"]),
@@ -288,6 +325,8 @@ class Score:
 
     value: float
     signature: str
+    ci95: tuple[float, float] | None = None
+    """95 % interval by bootstrap over segments; None: fewer than two, or not computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,7 +375,20 @@ def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality
     def score(metric: Any) -> Score:
         value = metric.corpus_score(texts, [references]).score
         # the signature is complete only after scoring
-        return Score(value=float(value), signature=str(metric.get_signature()))
+        signature = str(metric.get_signature())
+        return Score(value=float(value), signature=signature, ci95=interval(metric))
+
+    def interval(metric: Any) -> Interval | None:
+        # sacrebleu's own bootstrap fails where a resample scores 0
+        if len(found) < 2:
+            return None
+        counts = np.array(metric._extract_corpus_statistics(texts, [references]))
+        picks = np.random.default_rng(0).integers(len(found), size=(BOOTSTRAP_DRAWS, len(found)))
+        scores = [
+            float(metric._compute_score_from_stats(counts[pick].sum(0).tolist()).score)
+            for pick in picks
+        ]
+        return Interval(*map(float, np.quantile(scores, [0.025, 0.975])))
 
     return Quality(
         scored=len(found),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -16,6 +17,8 @@ FULL = 0.5
 """From this bias on every drafted token is accepted."""
 _COLUMNS = {
     "NE": ("ne", "{:.2f}"),
+    "NE, words": ("ne_words", "{:.2f}"),
+    "NE, tokens": ("ne_tokens", "{:.2f}"),
     "A/D": ("ad", "{:.1%}"),
     "A/O": ("ao", "{:.1%}"),
     "tokens/s": ("output_tps", "{:.0f}"),
@@ -24,7 +27,8 @@ _COLUMNS = {
     "chrF": ("chrf", "{:.1f}"),
     "BLEU": ("bleu", "{:.1f}"),
 }
-"""Heading -> field of a row, and its form."""
+"""Heading -> field of a row, and its form; where a row has `FIELD_low` and `FIELD_high`, the 95 %
+interval stands behind the value."""
 
 
 def named(row: ReplayRow) -> str:
@@ -76,13 +80,19 @@ def table(title: str, rows: Iterable[tuple[str, ReplayRow]]) -> str:
         if row.speedup is not None and row.ao is not None:
             cost = verification_cost(row.speedup, row.ao)
         values = {**asdict(row), "cost": cost}
-        cells = [
-            "" if values[field] is None else form.format(values[field])
-            for field, form in _COLUMNS.values()
-        ]
+        cells = [_cell(values, field, form) for field, form in _COLUMNS.values()]
         same = {None: "", True: "yes", False: "no"}[row.identical_to_ar]
         lines.append(f"| {' | '.join([name, *cells, same])} |")
     return "\n".join([*lines, ""])
+
+
+def _cell(values: Mapping[str, Any], field: str, form: str) -> str:
+    if values[field] is None:
+        return ""
+    ends = values.get(f"{field}_low"), values.get(f"{field}_high")
+    if None in ends:
+        return form.format(values[field])
+    return f"{form} ({form} to {form})".format(values[field], *ends)
 
 
 @plot(name="flicker_quality", title="Flicker against quality")

@@ -14,7 +14,15 @@ from typing import Any, Literal, TypeAlias
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.live.config import DisplayConfig, LiveConfig, PromptConfig, RedraftConfig
 from draftsmith.live.display import Display, without_thoughts
-from draftsmith.live.metrics import Pieces, quality, report, speedup
+from draftsmith.live.metrics import (
+    WORDS,
+    Pieces,
+    normalised_erasure,
+    quality,
+    report,
+    speedup,
+    speedup_interval,
+)
 from draftsmith.live.records import Hypothesis, UpdateRecord
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import LiveTranslator
@@ -66,6 +74,18 @@ class ReplayRow:
     bleu: float | None
     identical_to_ar: bool | None
     """Whether every output equals that of re-translation, token by token."""
+    ne_words: float | None = None
+    ne_tokens: float | None = None
+    """NE in words, and in tokens of the target."""
+    ne_low: float | None = None
+    ne_high: float | None = None
+    """95 % interval by bootstrap over segments, here and below; None: fewer than two."""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    chrf_low: float | None = None
+    chrf_high: float | None = None
+    bleu_low: float | None = None
+    bleu_high: float | None = None
 
 
 def maker(
@@ -155,14 +175,25 @@ def hidden(shown: Sequence[UpdateRecord], mask_k: int, tokenizer: Any) -> list[U
     return records
 
 
-def table(made: Runs, pieces: Pieces, *, target_language: str) -> list[ReplayRow]:
-    """Build one row per setting."""
+def table(made: Runs, pieces: Pieces, *, tokens: Pieces, target_language: str) -> list[ReplayRow]:
+    """Build one row per setting; `pieces` and `tokens`: what erasure is counted in."""
     base = next((records for one, records in made.items() if one.method == "ar"), None)
     rows = []
     for setting, records in made.items():
         found = report(records, pieces)
         score = quality(records, target_language=target_language)
         drafts = setting.method == "ssbd"
+        ends = {
+            "ne": found.erasure_ci95,
+            "speedup": None if base is None else speedup_interval(records, base),
+            "chrf": None if score is None else score.chrf.ci95,
+            "bleu": None if score is None else score.bleu.ci95,
+        }
+        spreads: dict[str, Any] = {
+            f"{name}_{end}": value
+            for name, both in ends.items()
+            for end, value in zip(("low", "high"), both or (None, None), strict=True)
+        }
         rows.append(
             ReplayRow(
                 **asdict(setting),
@@ -174,6 +205,9 @@ def table(made: Runs, pieces: Pieces, *, target_language: str) -> list[ReplayRow
                 chrf=None if score is None else score.chrf.value,
                 bleu=None if score is None else score.bleu.value,
                 identical_to_ar=None if base is None else _outputs(records) == _outputs(base),
+                ne_words=normalised_erasure(records, WORDS),
+                ne_tokens=normalised_erasure(records, tokens),
+                **spreads,
             )
         )
     return rows

@@ -90,7 +90,7 @@ SECONDS = 1.0
 def run(options: LiveReplayOptions) -> dict[str, Any]:
     """Replay, and write everything to `options.out`."""
     from draftsmith.live import plots
-    from draftsmith.live.metrics import flores_pieces, sacrebleu_metrics
+    from draftsmith.live.metrics import Pieces, flores_pieces, sacrebleu_metrics
     from draftsmith.live.replay import Method, maker, replay, settings, table
     from draftsmith.targets.hf import open_model
 
@@ -105,7 +105,10 @@ def run(options: LiveReplayOptions) -> dict[str, Any]:
     check_fits(parts, make(wanted[0]), options.stream)
     made = replay(_with_progress(parts), wanted, make)
     pieces, language = flores_pieces(), options.prompt.language
-    rows = table(made, pieces, target_language=language)
+    tokens = Pieces(
+        name="token", split=lambda text: target.tokenizer.encode(text, add_special_tokens=False)
+    )
+    rows = table(made, pieces, tokens=tokens, target_language=language)
     result: dict[str, Any] = {
         "rows": [asdict(row) for row in rows],
         "signature": f"erasure:{pieces.name}",
