@@ -423,7 +423,6 @@ class Server(uvicorn.Server):
             ws_max_size=_MOST_FRAMES * MOST_BYTES,
             ws_ping_interval=PING_SECONDS,
             ws_ping_timeout=2 * PING_SECONDS,
-            ws_per_message_deflate=False,  # a small frame could become a thousand times as large
             proxy_headers=False,  # limits per address cannot rest on what clients say
             timeout_graceful_shutdown=1,
         )
