@@ -715,6 +715,15 @@ def whole_at_least(least: int, **values: Any) -> None:
         require(good, f"{name} must be a whole number of at least {least}, got {short(value)}")
 
 
+def check_whole(text: str, where: str) -> None:
+    """Raise `InputError` for half a character: half an emoji, written as an escape, is JSON but no
+    text, and no tokenizer or file takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
+
+
 def require_name(what: str, value: object) -> None:
     """Raise `InputError` unless it is a text or a path."""
     good = isinstance(value, (str, os.PathLike))

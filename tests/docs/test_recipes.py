@@ -82,7 +82,7 @@ class Recipe:
         return tuple(self.distil.drafter_option)
 
     def weight(self, name: str) -> float:
-        """Of a term of the loss: as given, or the drafter's own."""
+        """A term's weight in the loss: as given, or the drafter's own."""
         given = getattr(self.distil.imitation, f"{name}_weight")
         own: float = getattr(self.drafter.loss_weights, name)
         return own if given is None else given
@@ -147,7 +147,7 @@ def duration(unit: str) -> Callable[[Recipe, str], bool]:
 
 
 def beams(recipe: Recipe, cell: str) -> bool:
-    """Of a store, its collection's; each text is then one of them."""
+    """The beams of a store are its collection's; each text is then one of them."""
     if not recipe.distil.online:
         return recipe.store.beams == int(cell) and recipe.distil.beams is None
     return recipe.distil.beams == int(cell) and recipe.distil.prompts_per_step * int(cell) == 32

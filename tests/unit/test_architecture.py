@@ -20,7 +20,7 @@ PACKAGE = Path(draftsmith.__file__).parent
 # From the bottom up. A name stands for a module, or for a package with all that is in it; the
 # longest name that fits counts. Modules of one package may import one another.
 FLOORS = [
-    ["errors"],
+    ["errors", "intervals"],
     ["plugins"],
     ["config"],
     ["provenance"],

@@ -230,12 +230,15 @@ def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
     assert one["low"] < one["ratio"] == 1.25 < one["high"]
 
 
-def test_a_study_goes_on_from_its_marks_where_nothing_else_is_left(tmp_path: Path) -> None:
+def test_a_study_goes_on_from_its_marks_where_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parts that were run on several machines meet in one record; nothing is trained again."""
     import distillbeam
     from claims import claims
     from lab import keep
 
+    monkeypatch.setattr(distillbeam, "loop_shares", lambda exam: {"0": 0.25})  # reads the target
     lab = a_lab(tmp_path, quick=True)
     first, second, *_ = claims(lab)
     for claim, expected in ((first, [first.says]), (second, [first.says, second.says])):
@@ -251,7 +254,7 @@ def test_a_study_goes_on_from_its_marks_where_nothing_else_is_left(tmp_path: Pat
         distillbeam.write(lab, tmp_path)
         record = json.loads((tmp_path / "distillbeam.json").read_text())
         assert [one["says"] for one in record["claims"]] == expected
-        assert record["cost_ratio"] == 0.25
+        assert (record["cost_ratio"], record["loop_share"]) == (0.25, {"0": 0.25})
         assert {row["name"] for row in record["runs"]} >= {run.name for run in claim.runs}
 
 

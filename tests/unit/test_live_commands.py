@@ -260,7 +260,7 @@ def test_streams_that_cannot_be_replayed_are_named_by_line(
         path.write_text("\n".join(lines))
         own = ["--target", str(folder / "target"), "--out", str(tmp_path / "out")]
         with monkeypatch.context() as patch:
-            patch.setattr(LiveEngine, "run", None)  # nothing is decoded before all can be
+            patch.setattr(LiveEngine, "steps", None)  # nothing is decoded before all can be
             assert place in run(capsys, "replay", str(path), *own, code=2), name
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.tiny_models import save_pair
 
-from draftsmith.bench.records import BASELINE, FirstDivergence, Interval, RunRecord
+from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
 from draftsmith.bench.run import BenchPlan, Item
 from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import quickstart_demo as short
@@ -26,6 +26,7 @@ from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
+from draftsmith.intervals import Interval
 from draftsmith.targets.toy import TabularTarget
 
 # --------------------------------------------------------------------------- amounts and prompts

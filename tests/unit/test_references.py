@@ -34,6 +34,12 @@ MODULES = {
 GROUPS = {value for value in vars(plugins).values() if str(value).startswith("draftsmith.")}
 FOREIGN = {
     "lade/decoding.py",  # of the released implementation of lookahead decoding
+    "eagle/train/main.py",  # of the released trainings that the recipes follow
+    "eagle/train/main_fspad.py",
+    "eagle/traineagle3/main.py",
+    "train/main_griffin_1.py",
+    "train/main_griffin_2.py",
+    "train/main_hass.py",
     "my_package/bigram.py",  # of the reader
     "a/x.py",
     "a-b.py",  # in folders that a test makes

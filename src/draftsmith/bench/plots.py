@@ -15,10 +15,10 @@ from draftsmith.bench.records import (
     BASELINE,
     TRANSFORMERS,
     DrafterMetrics,
-    Interval,
     offers_by_position,
     short_name,
 )
+from draftsmith.intervals import Interval
 from draftsmith.plots import (
     COLOURS,
     GREY,

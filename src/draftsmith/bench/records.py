@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from draftsmith.bench.loops import StepCounts
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Piece
 from draftsmith.data.text import read_lines
 from draftsmith.errors import InputError
+from draftsmith.intervals import BOOTSTRAP_DRAWS, Interval, bootstrap_ratio
 from draftsmith.provenance import parse_json, recorded
 
 BASELINE = "none"
@@ -212,15 +212,6 @@ def _record(line: str, where: str) -> RunRecord:
 
 
 # --------------------------------------------------------------------------- metrics
-
-BOOTSTRAP_DRAWS = 2000
-
-
-class Interval(NamedTuple):
-    """A 95 % interval."""
-
-    low: float
-    high: float
 
 
 class Pace(NamedTuple):
@@ -405,23 +396,6 @@ def bootstrap_interval(
         return None
     weight, baseline, candidate = np.array(paces).T
     return bootstrap_ratio(weight * baseline, weight * candidate, draws=draws, seed=seed)
-
-
-def bootstrap_ratio(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    *,
-    draws: int = BOOTSTRAP_DRAWS,
-    seed: int = 0,
-) -> Interval | None:
-    """Return the 95 % percentile interval of sum(numerators) / sum(denominators) over resampled
-    pairs (2 or more)."""
-    above, below = np.asarray(numerators), np.asarray(denominators)
-    if len(above) < 2:
-        return None
-    picks = np.random.default_rng(seed).integers(len(above), size=(draws, len(above)))
-    ratios = above[picks].sum(1) / below[picks].sum(1)
-    return Interval(*map(float, np.quantile(ratios, [0.025, 0.975])))
 
 
 def _total_phases(records: Sequence[RunRecord]) -> dict[str, float]:

@@ -23,7 +23,6 @@ from draftsmith.bench.records import (
     TRANSFORMERS,
     DrafterMetrics,
     Floor,
-    Interval,
     RunRecord,
     drafter_metrics,
     exceeds_floor,
@@ -33,6 +32,7 @@ from draftsmith.bench.records import (
     weighted_speedup,
 )
 from draftsmith.core.verify import lossy_sentence
+from draftsmith.intervals import Interval
 from draftsmith.plots import PlotImage
 from draftsmith.provenance import jsonable, write_json_atomic, write_text_atomic
 

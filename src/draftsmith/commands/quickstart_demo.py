@@ -39,6 +39,7 @@ from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
+from draftsmith.intervals import Interval, bootstrap_ratio
 from draftsmith.provenance import (
     append_jsonl,
     command_line,
@@ -481,7 +482,7 @@ def change(
     sides = (found[BEFORE], found[AFTER])
     alphas = [sum(accepted) / sum(tokens) for accepted in (before, after)]
     gains = [new - old for old, new in zip(before, after, strict=True)]
-    gain = figures.bootstrap_ratio(gains, tokens)
+    gain = bootstrap_ratio(gains, tokens)
     paces = figures.paired_paces(report.of(BEFORE, temperature), report.of(AFTER, temperature))
     ratio, spread = figures.weighted_speedup(paces), figures.bootstrap_interval(paces)
     points, faster = f"{100 * (alphas[1] - alphas[0]):+.1f} points", ""
@@ -522,7 +523,7 @@ def change(
     )
 
 
-def judged(interval: figures.Interval | None, nothing: float, better: str, worse: str) -> str:
+def judged(interval: Interval | None, nothing: float, better: str, worse: str) -> str:
     """A change in words; one is claimed only where `nothing` lies outside the interval."""
     if interval is not None and interval.low > nothing + LEAST_GAIN:
         return better

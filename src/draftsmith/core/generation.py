@@ -17,14 +17,14 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
-from draftsmith.config import is_whole, require_kind, short, whole_at_least
+from draftsmith.config import check_whole, is_whole, require_kind, short, whole_at_least
 from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.rows import StopStrings, check_prompt, several
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
 from draftsmith.core.verify import Rule
-from draftsmith.data.prompts import Message, Prompt, check_whole
+from draftsmith.data.prompts import Message, Prompt
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError

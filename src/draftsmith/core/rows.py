@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftsmith.config import is_whole, require, short
+from draftsmith.config import check_whole, is_whole, require, short
 from draftsmith.core.sampling import History
 from draftsmith.core.types import RowStats, StepCount
-from draftsmith.data.prompts import check_whole
 from draftsmith.errors import InputError
 
 

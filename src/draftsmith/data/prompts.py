@@ -25,6 +25,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from draftsmith.config import check_whole
 from draftsmith.errors import InputError, nearest
 
 MINI = "Translate to {language}: {source}\n"
@@ -42,15 +43,6 @@ def check_prompt(text: str, name: str) -> None:
     """Raise `InputError` unless a source has one place in this text."""
     if text.count(SOURCE) != 1:
         raise InputError(f"{name} must hold {SOURCE} once, got {text!r}")
-
-
-def check_whole(text: str, where: str) -> None:
-    """Raise `InputError` for half a character: half an emoji, written as an escape, is JSON but no
-    text, and no tokenizer or file takes it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,11 +24,12 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from draftsmith.bench.records import BOOTSTRAP_DRAWS, Interval, bootstrap_ratio
 from draftsmith.core.rows import common_prefix
 from draftsmith.data.languages import find
 from draftsmith.errors import InputError
+from draftsmith.intervals import Interval, bootstrap, bootstrap_ratio
 from draftsmith.live.records import UpdateRecord, segments
 from draftsmith.provenance import write_text_atomic
 
@@ -180,17 +181,20 @@ def speedup_interval(
         [(sum(r.tokens for r in part), sum(r.seconds for r in part)) for part in segments(side)]
         for side in (records, baseline)
     ]
-    if len(sides[0]) < 2 or len(sides[0]) != len(sides[1]):
+    if len(sides[0]) != len(sides[1]):
         return None
     ours, theirs = (np.array(side, np.float64) for side in sides)
-    picks = np.random.default_rng(0).integers(len(ours), size=(BOOTSTRAP_DRAWS, len(ours)))
-    (tokens, seconds), (plain_tokens, plain_seconds) = (
-        side[picks].sum(1).T for side in (ours, theirs)
-    )
-    if not (seconds.all() and plain_tokens.all()):
-        return None
-    ratios = tokens / seconds / (plain_tokens / plain_seconds)
-    return Interval(*map(float, np.quantile(ratios, [0.025, 0.975])))
+
+    def ratios(picks: NDArray[np.int64]) -> NDArray[np.float64]:
+        (tokens, seconds), (plain_tokens, plain_seconds) = (
+            side[picks].sum(1).T for side in (ours, theirs)
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):  # a resample without tokens
+            speedups: NDArray[np.float64] = tokens / seconds / (plain_tokens / plain_seconds)
+        return speedups
+
+    interval = bootstrap(len(ours), ratios)
+    return interval if interval and np.isfinite(interval).all() else None
 
 
 def verification_cost(speedup: float, accepted_of_tokens: float) -> float:
@@ -380,15 +384,14 @@ def quality(records: Sequence[UpdateRecord], *, target_language: str) -> Quality
 
     def interval(metric: Any) -> Interval | None:
         # sacrebleu's own bootstrap fails where a resample scores 0
-        if len(found) < 2:
-            return None
         counts = np.array(metric._extract_corpus_statistics(texts, [references]))
-        picks = np.random.default_rng(0).integers(len(found), size=(BOOTSTRAP_DRAWS, len(found)))
-        scores = [
-            float(metric._compute_score_from_stats(counts[pick].sum(0).tolist()).score)
-            for pick in picks
-        ]
-        return Interval(*map(float, np.quantile(scores, [0.025, 0.975])))
+        return bootstrap(
+            len(found),
+            lambda picks: [
+                float(metric._compute_score_from_stats(counts[pick].sum(0).tolist()).score)
+                for pick in picks
+            ],
+        )
 
     return Quality(
         scored=len(found),

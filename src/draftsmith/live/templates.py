@@ -18,7 +18,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
-from draftsmith.data.prompts import MINI, Message, check_prompt, check_whole, filled, render_chat
+from draftsmith.config import check_whole
+from draftsmith.data.prompts import MINI, Message, check_prompt, filled, render_chat
 from draftsmith.errors import InputError
 from draftsmith.live.config import PromptConfig
 
