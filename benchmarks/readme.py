@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from draftsmith.core.speedup import rejections_saved
 from draftsmith.provenance import write_text_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SIDES = (("alpha", "{:.1%}"), ("decode_tokens_per_step", "{:.2f}"), ("speedup", "{:.2f}"))
-LIVE = ["", "speed-up", "erased per final piece", "drafts kept", "chrF"]
+LIVE = ["", "speed-up", "erased per final piece", "drafts kept", "chrF", "BLEU"]
 DRAFTED = (("own", "0"), ("chain", "1"))
 """Shape and temperature of the drafters that are shown."""
 BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
@@ -41,6 +42,14 @@ def interval(value: float | None, pair: Any) -> str:
         return ""
     low, high = (pair["low"], pair["high"]) if isinstance(pair, dict) else pair or (None, None)
     return number(value) + ("" if low is None else f" ({low:.2f} to {high:.2f})")
+
+
+def saved(one: dict[str, Any]) -> float | None:
+    """The share of the undistilled draft's rejections that distillation saves, if that is known."""
+    alpha, before = one["after"].get("alpha"), one["before"].get("alpha")
+    if alpha is None or before is None or before == 1:
+        return None
+    return float(rejections_saved(alpha, before))
 
 
 def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -95,10 +104,11 @@ def quickstart() -> Iterator[str]:
                     " -> ".join(number(one[side].get(key), form) for side in ("before", "after"))
                     for key, form in SIDES
                 ),
+                number(saved(one), "{:.1%}"),
             ]
             for one in distilled["temperatures"]
         ]
-        yield from table(["T", "acceptance", "tokens/step", "speed-up"], rows)
+        yield from table(["T", "acceptance", "tokens/step", "speed-up", "rejections saved"], rows)
         yield (
             "Greedy texts of a model this small repeat themselves: prompt lookup and a distilled "
             "draft are quick to say them again. The column *outside* counts only steps that begin "
@@ -184,7 +194,7 @@ def live_row(row: Mapping[str, Any]) -> list[str]:
         number(row["speedup"]),
         number(row["ne"]),
         number(row["ad"], "{:.0%}"),
-        number(row["chrf"], "{:.1f}"),
+        *(number(row[name], "{:.1f}") for name in ("chrf", "bleu")),
     ]
 
 

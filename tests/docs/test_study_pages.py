@@ -80,6 +80,7 @@ ALIGNMENT = {
 OURS = "FSPAD + Hellinger on samples"
 MODELS = ("mini-code", "mini-ende")
 OVER = {"own trees, T = 0": "own trees, T = 0", "all shapes": "all shapes, T = 0 and 1"}
+QUALITY = {"chrf": "chrF", "bleu": "BLEU"}
 STEPS = {"long": "1,920", "very long": "3,840"}
 EQUAL_COST = {
     "1 sample": "draws-1",
@@ -166,6 +167,15 @@ CLAIMS = [
 DISTILLBEAM = dict(CLAIMS)
 
 
+@pytest.mark.parametrize("page", ["distillation-studies", "feature-drafters", "live", "tune"])
+def test_every_heading_above_results_says_that_models_are_toys(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    headings = [
+        part.splitlines()[0] for part in re.split("\n(?=#+ )", text)[1:] if "| seeds |" in part
+    ]
+    assert headings and all("toy" in heading for heading in headings), headings
+
+
 def test_the_table_of_direct_alignment_is_its_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/alignment.json").read_text(encoding="utf-8"))
     tau = {
@@ -246,6 +256,14 @@ def test_what_is_said_of_lengths_and_mixes_is_in_the_record() -> None:
     assert "({}, {}, {} and, on prose, {}; ".format(*over_tvd("")) in page
     assert "without it {}, {}, {} and {}, one seed)".format(*over_tvd("-unmixed")) in page
 
+    for tasks, place in ((code, "on code are"), ([prose], "on prose")):
+        some = [
+            tau[task, f"{loss}-unmixed", 400] / tau[task, loss, 400]
+            for task in tasks
+            for loss in ("kl", "tvd", "tvdpp")
+        ]
+        assert f"{place} {min(some):.2f} to {max(some):.2f} times" in page
+
     def shares(tasks: Iterable[str], steps: int) -> str:
         some = [
             tau[task, loss, steps] / tau[task, loss, 400]
@@ -301,6 +319,13 @@ def test_the_tables_of_distillbeam_are_its_record() -> None:
         assert cells == [f"{tau[run]:.3f}" if run in tau else "" for run in runs]
 
 
+def test_the_loops_in_the_texts_of_distillbeam_are_in_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
+    shares = ", ".join(f"{100 * v:.0f} % at T = {t}" for t, v in record["loop_share"].items())
+    said = shares.replace(" %", " % of the target's tokens", 1)
+    assert f"| repetition loops | none: {said} |" in PAGE.read_text(encoding="utf-8")
+
+
 def test_the_claims_about_distillbeam_are_in_its_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
     section = PAGE.read_text(encoding="utf-8").split("## DistillBeam")[1].split("\n### The best")[0]
@@ -310,6 +335,7 @@ def test_the_claims_about_distillbeam_are_in_its_record() -> None:
     for row in rows:
         one = known[DISTILLBEAM[row["claim"]]]
         assert row["here"] == written(one)
+        assert row["rejections saved, T = 1"] == saved_by(one)
         assert (row["n"], row["seeds"]) == (str(record["exam_prompts"]), "1")
         length = one["says"].split(", ")[-1]
         if length in STEPS:
@@ -324,11 +350,12 @@ def test_the_table_of_equal_cost_is_in_the_record() -> None:
     known = {one["says"]: one for one in record["claims"]}
     _, rows = table("texts")
     assert list(rows) == list(EQUAL_COST)
-    for name, (prompts, tau, worse) in rows.items():
+    for name, (prompts, tau, worse, share) in rows.items():
         run = runs[f"kl, {EQUAL_COST[name]}, equal cost"]
         assert (prompts, tau) == (f"{run['limit']:,}", f"{run['mean_tau']:.3f}")
         says = f"(ours) auto over {EQUAL_COST[name]}, equal cost"
         assert worse == (written(known[says]) if says in known else "")
+        assert share == (saved_by(known[says]) if says in known else "")
 
 
 def test_the_table_of_learning_rates_is_in_the_record() -> None:
@@ -467,6 +494,25 @@ def test_the_table_of_languages_is_its_record() -> None:
             (one,) = (one for one in record["claims"][name] if one["says"] == says)
             assert row[name] == written(one)
         assert (row["n"], row["seeds"]) == (str(record["exam_prompts"]), "1")
+    languages, rows = table("rejections saved between texts")
+    assert languages == list(BEST_OF_LANGUAGES) and len(rows) == 6
+    for words, cells in rows.items():
+        claim, temperature = words.split(", T = ")
+        better, worse = (
+            text.replace(" samples", "").replace(" beams", "").removesuffix(" texts")
+            for text in claim.split(" over ")
+        )
+        kinds = {"4": "draws-4", "8": "beams-8", "greedy": "greedy"}
+        for name, cell in zip(languages, cells, strict=True):
+            after, before = (
+                [
+                    run["alpha"][temperature]
+                    for run in record["languages"][name]
+                    if run["name"].startswith(f"{kinds[kind]}-")
+                ]
+                for kind in (better, worse)
+            )
+            assert len(after) == len(before) == 7 and cell == saved(after, before)
 
 
 def test_what_is_said_of_temperatures_and_languages_is_its_record() -> None:
@@ -505,6 +551,7 @@ def test_the_claims_about_truncation_and_estimators_are_in_their_record() -> Non
         objective, better, worse = re.findall(r"`(\w+)`", row["claim"])
         one = known[f"{objective}, {better}", f"{objective}, {worse}"]
         assert row["here"] == written(one)
+        assert row["rejections saved, T = 1"] == saved_by(one)
         assert (row["n"], row["seeds"]) == (str(record["exam_prompts"]), seeds_of(one))
 
 
@@ -759,14 +806,18 @@ def test_the_claims_about_live_translation_are_in_their_records() -> None:
         known = {(one["method"], one["bias"], one["mask_k"]): one for one in record["rows"]}
         before, half = known["ar", None, 0], known["ssbd", 0.5, 0]
         biased, hidden = known["ssbd", 0.2, 0], known["ssbd", 0.2, 5]
-        chrf = before["chrf"]
+
+        def quality(after: Mapping[str, Any], before: Mapping[str, Any] = before) -> str:
+            pairs = ((shown, before[name], after[name]) for name, shown in QUALITY.items())
+            return ", ".join(f"{shown} {old:.1f} to {new:.1f}" for shown, old, new in pairs)
+
         assert [row[column] for row in rows] == [
             f"{biased['speedup']:.2f}",
-            f"chrF {chrf:.1f} to {biased['chrf']:.1f}",
+            quality(biased),
             f"{100 * (biased['ne'] / before['ne'] - 1):.0f} %",
             f"{100 * (hidden['ne'] / before['ne'] - 1):.0f} %",
             f"NE {half['ne']:.2f}",
-            f"chrF {chrf:.1f} to {half['chrf']:.1f}",
+            quality(half),
         ]
         assert {row["n"] for row in rows} == {str(record["sentences"])}
 
@@ -851,6 +902,10 @@ def seeds_of(one: Mapping[str, Any]) -> str:
     """Trainings of the side that has fewer; the undistilled draft is not trained."""
     better, worse = one["seeds"]
     return str(better if one["worse"] == "undistilled" else min(better, worse))
+
+
+def saved_by(claim: Mapping[str, Any]) -> str:
+    return f"{100 * claim['rejections_saved']['1']:.1f} %"
 
 
 def written(claim: Mapping[str, Any]) -> str:

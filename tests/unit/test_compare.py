@@ -210,6 +210,8 @@ def test_the_first_is_praised_with_its_gain_and_doubted_within_the_noise() -> No
         "draft's 2.10."
     )
     assert "lead over forward KL lies within the intervals" in doubt
+    looping = [replace(r, decoding_temperature=0.0, loop_share=0.63) for r in runs]
+    assert "63 % of its tokens in repetition loops" in sentences(compare(looping))[0]
     far = [replace(r, tau=r.tau + 2) if r.objective == "rkl" and r.tau else r for r in runs]
     assert len(sentences(compare(far))) == 1
 

@@ -180,6 +180,7 @@ def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool =
         group=prompt,
         prompt_tokens=7,
         tokens=40,
+        loop_tokens=12,
         decode_tokens=39,
         steps=steps,
         decode_steps=steps - 1,
@@ -232,9 +233,11 @@ def test_a_change_is_read_from_records_and_texts_of_the_same_prompts() -> None:
     assert change.payload["speed_ratio"] == pytest.approx(1.6)
     assert change.payload["identical_to_autoregressive"] is True
     assert change.fast == "faster"
-    (_, *alphas, gain), steps, _ = change.rows
+    (_, *alphas, gain), (_, _, _, saved), steps, (_, *looped, _), _ = change.rows
     assert alphas == ["50.0 %", "60.0 %"]
     assert gain.startswith("+10.0 points (")
+    assert saved == "20.0 %"
+    assert looped == ["30%", "30%"]
     assert steps == ("tokens per step (tau)", "2.05", "2.60", "+27 %")  # 39 / 19, 39 / 15
     assert a_change(same=False).payload["identical_to_autoregressive"] is False
 

@@ -324,6 +324,12 @@ def test_another_store_chooses_the_weights_and_none_of_its_prompts_is_learnt(
     assert data.facts.keys() - plain.facts.keys() == {
         *("evaluated_on", "evaluation_data", "evaluation_forcing", "evaluation_top_k")
     }
+    other.write(1, [replace(one, prompt=(*one.prompt, 1)) for one in other.read(0)])
+    damaged = tmp_path / "other" / "shard-00001.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    skipping = replace(chosen, fitting=FittingConfig(on_bad_shard="skip"))
+    skipped = stored_data(skipping, tokenizer, VOCAB, None, Signals())
+    assert (skipped.facts["bad_shards"], skipped.facts["held_out_prompts"]) == (1, 2)
     for name in ("a", "b"):  # the same store, and one that holds the same prompts
         wrong = replace(chosen, store=(tmp_path / "a",), evaluate=(tmp_path / name,))
         with pytest.raises(InputError, match="--evaluate"):

@@ -32,6 +32,7 @@ from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.core import generation
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.speedup import rejections_saved
 from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill.acceptance import expected_acceptance
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
@@ -486,6 +487,8 @@ def change(
     paces = figures.paired_paces(report.of(BEFORE, temperature), report.of(AFTER, temperature))
     ratio, spread = figures.weighted_speedup(paces), figures.bootstrap_interval(paces)
     points, faster = f"{100 * (alphas[1] - alphas[0]):+.1f} points", ""
+    old_alpha, new_alpha = (min(alpha, 1.0) for alpha in alphas)
+    saved = f"{100 * float(rejections_saved(new_alpha, old_alpha)):.1f} %" if old_alpha < 1 else ""
     if gain is not None:
         points += f" ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
     if ratio is not None:
@@ -505,11 +508,13 @@ def change(
         fast=judged(spread, 1.0, "faster", "slower"),
         rows=(
             ("acceptance (alpha)", *(f"{100 * alpha:.1f} %" for alpha in alphas), points),
+            ("rejections saved", "", "", saved),
             (
                 "tokens per step (tau)",
                 *map(results.number, steps),
                 f"{100 * (steps[1] / steps[0] - 1):+.0f} %",
             ),
+            ("tokens in loops", *(results.percent(side.loop_share) for side in sides), ""),
             ("measured speed-up", *(results.times(side.speedup) for side in sides), faster),
         ),
         payload={

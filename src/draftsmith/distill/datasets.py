@@ -640,7 +640,7 @@ def stored_data(
     read = [read_shards(store, cache, width, options.fitting.on_bad_shard) for store in stores]
     found, asked = read[: len(options.store)], read[len(options.store) :]
     every = _documents(found)
-    bad = sum(len(one.bad) for one in found)
+    bad = sum(len(one.bad) for one in read)
     length = options.training.block_length
     begun, known = _that_fit(every, options)
     if options.evaluate:

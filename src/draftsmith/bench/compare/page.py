@@ -213,6 +213,9 @@ def sentences(comparison: Comparison) -> list[str]:
         best = top.metrics[measure]
         where = f" ({scope.title})" if scope.title else ""
         value = f"{best.mean:.{_DIGITS.get(measure, 2)}f} {LABELS[measure]}"
+        looped = top.value("loop_share")
+        if scope.decoding_temperature == 0 and looped is not None:
+            value += f" ({100 * looped:.0f} % of its tokens in repetition loops)"
         sentence = f"{top.name} ranks first of {len(scope.entries)}{where}: {value}"
         before = None if base is None else base.value(measure)
         if before is not None:
