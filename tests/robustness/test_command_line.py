@@ -237,7 +237,7 @@ def test_bench_leaves_an_earlier_measurement_alone(
     assert (out / "records.jsonl").read_text() == "earlier\n"
 
 
-@pytest.mark.parametrize("name", ["records.jsonl", "observations.csv", "run.json"])
+@pytest.mark.parametrize("name", ["records.jsonl", "observations.csv", "counts.csv", "run.json"])
 def test_bench_leaves_what_it_did_not_write_alone(
     name: str, models: Path, suite: Path, tmp_path: Path, command: Command
 ) -> None:

@@ -23,6 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,14 @@ LONGEST = 2048
 """Tokens of a document that are read."""
 _LOGITS = 1 << 24
 """Numbers that stand in memory at once."""
+COUNTS = ("target", "draft", "prompt", "gamma", "accepted_length", "count")
+"""Columns of counts.csv."""
+
+
+def is_counts(path: Path) -> bool:
+    """Whether a counts.csv is one of ours, by its first line."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline() == ",".join(COUNTS) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -384,15 +393,13 @@ class Measured:
 
     def counts(self, name: str) -> list[dict[str, Any]]:
         """The lines of counts.csv; `name`: of the target."""
-        named = {"accepted": "accepted_length"}
-        columns = ("prompt", "gamma", "accepted", "count")
-        return [
-            {"target": name, "draft": pair.name}
-            | {named.get(column, column): getattr(count, column) for column in columns}
+        cells = [
+            (name, pair.name, count.prompt, count.gamma, count.accepted, count.count)
             for pair in self.pairs
             for trial in pair.trials
             for count in trial.counts
         ]
+        return [dict(zip(COUNTS, line, strict=True)) for line in cells]
 
 
 def measure_pairs(

@@ -148,6 +148,7 @@ def unfinished(out: Path) -> list[Path]:
         InputError: `out` holds a finished run (times of two processes must not be mixed), or
             figures that no `bench` wrote.
     """
+    from draftsmith.bench.pairs import is_counts
     from draftsmith.bench.records import is_begun
 
     records, counts = out / "records.jsonl", out / "counts.csv"
@@ -155,7 +156,7 @@ def unfinished(out: Path) -> list[Path]:
     pairs = [out / "observations.csv", counts]
     there = [path for path in (out / "run.json", *speed, *pairs) if path.exists()]
     left = speed if records.exists() and is_begun(records) else []
-    left = [*left, *pairs] if counts.exists() else left
+    left = [*left, *pairs] if counts.exists() and is_counts(counts) else left
     others = [path for path in there if path not in left]
     if others:
         verb = recorded(out / "run.json", "verb")
