@@ -220,8 +220,9 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     part = fresh_beside(path)
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            # root would rename its file onto /dev/null
+        device = path.exists() and not (path.is_file() or path.is_dir())
+        # root would rename its file onto /dev/null; /dev/stdout is a link, to a file perhaps
+        if device or os.path.realpath(path.parent) == "/dev":
             raise InputError(f"cannot write {path}: it is a device or a pipe; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
@@ -296,8 +297,8 @@ def parse_json(text: str, where: str, **hooks: Any) -> Any:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column" if error.lineno > 1 else "column"
         raise InputError(f"{where}: not JSON ({error.msg} at {place} {error.colno})") from None
-    except ValueError as error:  # of a hook, or a number of thousands of digits
-        raise InputError(f"{where}: {error}") from None
+    except ValueError as error:  # of a hook, or Python's, which says how to lift its limit
+        raise InputError(f"{where}: {error if hooks else 'a number is too long'}") from None
     except RecursionError:
         deep = True
     if deep:

@@ -127,6 +127,7 @@ def test_what_json_can_hide_is_refused_by_the_name_of_the_file(
     message = str(caught.value)
     assert path.name in message
     assert len(message) < 400 and "\n" not in message
+    assert "set_int_max_str_digits" not in message, "advice for programmers"
 
 
 def test_json_that_hides_nothing_is_read() -> None:

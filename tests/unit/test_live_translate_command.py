@@ -74,6 +74,19 @@ def test_bytes_that_are_no_text_are_named_and_left_out(translate: Any) -> None:
     assert "line 2" in made.err and "2 left out" in made.err
 
 
+def test_records_that_cannot_be_written_are_refused_before_anything_is_translated(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["live", "translate", f"--target={folder / 'target'}", f"--out={tmp_path}"])
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (2, "") and str(tmp_path) in said.err
+
+
 def test_letters_beyond_ascii_arrive_whatever_the_locale_says(translate: Any) -> None:
     made = translate(io.TextIOWrapper(io.BytesIO("die Tür".encode()), encoding="ascii"), "--json")
     assert finals(made) == [(0, "die Tür")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import logging
 import math
@@ -10,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,14 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     assert pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
 
 
+def test_nothing_is_written_into_the_folder_of_devices() -> None:
+    """Root could: /dev/stdout is a link to whatever the shell has put there."""
+    name = f"draftsmith-{os.getpid()}"
+    with pytest.raises(InputError, match=f"{name}: .*device"):
+        write_text_atomic(Path("/dev") / name, "x")
+    assert not (Path("/dev") / name).exists()
+
+
 def test_records_are_appended_whole(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "records.jsonl"
     append_jsonl(path, {"n": 1}, {"n": math.nan})
@@ -168,6 +178,7 @@ def test_half_a_line_that_a_kill_left_is_cut_off(tmp_path: Path, whole: str) -> 
 
 WITH_LITTLE_SPACE = """
 import resource, signal, sys
+from contextlib import ExitStack
 from pathlib import Path
 from draftsmith.errors import BackendError
 from draftsmith.provenance import append_jsonl, write_text_atomic
@@ -217,6 +228,26 @@ def test_a_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
     with output_folder(out):
         (out / "file").write_text("")
     assert names(out) == ["file"]
+
+
+def test_the_lock_of_a_file_that_is_gone_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run opens the file just before the first removes it; a third makes a new one."""
+    out, first, third, flock = tmp_path / "out", ExitStack(), ExitStack(), fcntl.flock
+    first.enter_context(output_folder(out))
+
+    def late(file: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.close()
+        third.enter_context(output_folder(out))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with third:
+        with pytest.raises(InputError, match=str(out)), output_folder(out):
+            pytest.fail("two runs hold the folder")
+        assert fcntl.flock is flock
 
 
 def test_a_run_that_writes_nothing_leaves_only_the_folders_that_were_there(tmp_path: Path) -> None:

@@ -233,6 +233,16 @@ def test_half_a_character_is_named_with_its_line(record: dict[str, Any], tmp_pat
     assert load_prompts(write(tmp_path, first))
 
 
+def test_the_fault_of_an_array_over_several_lines_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([{"prompt": "a"}, {"prompt": HALF}], indent=1))
+    with pytest.raises(InputError, match=r"p\.json: .*lone surrogate"):
+        load_prompts(path)
+    path.write_text('[\n {"prompt": "a"},\n {"prompt": }\n]')
+    with pytest.raises(InputError, match=r"p\.json: .*line 3"):
+        load_prompts(path)
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9\n")
     (tmp_path / "binary.txt").write_bytes(b"a\0b")

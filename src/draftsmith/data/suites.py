@@ -114,7 +114,10 @@ def _read(path: Path, keep_empty: bool) -> Iterator[Prompt]:
         try:
             whole = parse_json("\n".join(line for _, line in known), str(path))
         except InputError:
-            lines = iter(known)  # several objects: JSONL under another name
+            first = next((line.rstrip() for _, line in known if line.strip()), "}")
+            if not first.endswith("}"):  # several objects: JSONL under another name
+                raise
+            lines = iter(known)
         else:
             for number, record in enumerate(whole if isinstance(whole, list) else [whole], start=1):
                 yield read_record(record, str(number), f"{path}, record {number}", keep_empty)

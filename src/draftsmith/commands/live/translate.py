@@ -69,6 +69,8 @@ def run(options: LiveTranslateOptions) -> dict[str, Any]:
     display = DisplayConfig(**vars(options.screen), no_shrink=options.no_shrink)
     setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.mask_k)
     follower = _Follower(maker(target, options.prompt, options.redraft, display)(setting))
+    if options.out is not None:
+        write_lines(options.out, ())  # what cannot be written is said now, not after hours
     try:
         follower.follow(options.format)
     finally:
