@@ -208,6 +208,7 @@ def test_what_older_versions_saved_beside_the_weights_is_left_out(copy: Folder) 
         for layer in range(2):
             attention = f"model.layers.{layer}.self_attn"
             weights[f"{attention}.rotary_emb.inv_freq"] = torch.ones(4)
+            weights[f"{attention}.rotary_emb.cos_cached"] = torch.ones(1, 1, 32, 4)
             weights[f"{attention}.bias"] = torch.ones(1, 1, 32, 32, dtype=torch.bool)
             weights[f"{attention}.masked_bias"] = torch.tensor(-1e9)
         weights["model.position_ids"] = torch.arange(32)[None]
@@ -229,6 +230,13 @@ def test_a_generation_config_that_cannot_be_read_is_named(copy: Folder, text: st
     """It says where texts end; transformers decodes without it."""
     (copy / "generation_config.json").write_text(text)
     refusal(BackendError, 3, r"generation_config\.json", lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize("value", ["1", [[1]], ["</s>"], True])
+def test_an_end_that_is_no_token_is_named(copy: Folder, value: object) -> None:
+    """transformers keeps it, and texts would go on behind their end."""
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    refusal(BackendError, 3, "eos_token_id", lambda: load_target(str(copy)))
 
 
 def test_a_generation_config_may_be_left_out(copy: Folder) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
-from draftsmith.config import require_name
+from draftsmith.config import is_whole, require_name, short
 from draftsmith.core import attention
 from draftsmith.core.cache import Block, KVCache, KVSpec
 from draftsmith.core.transfer import to_device
@@ -591,12 +591,22 @@ def _head(model: Any, title: str) -> Any:
 
 
 def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end generation, by the model's configurations and its tokenizer."""
+    """Tokens that end generation, by the model's configurations and its tokenizer.
+
+    Raises:
+        BackendError: one of them is no number: texts would never end there.
+    """
     ids: set[int] = set()
     text_config = model.config.get_text_config(decoder=True)
     for holder in (model.generation_config, model.config, text_config, tokenizer):
         end = getattr(holder, "eos_token_id", None)
-        ids.update(end if isinstance(end, list) else [] if end is None else [end])
+        for one in end if isinstance(end, list) else [] if end is None else [end]:
+            if not is_whole(one):
+                raise BackendError(
+                    f"{type(model).__name__} ends its texts with {short(one)}, which is no token "
+                    "id: correct eos_token_id in its generation_config.json or config.json."
+                )
+            ids.add(one)
     return frozenset(ids)
 
 

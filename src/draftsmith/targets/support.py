@@ -66,7 +66,9 @@ MOST_MODULES = 1 << 16
 """No model has more layers or experts: a list of them would be long enough to be felt."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 # Masks and frequencies that older transformers saved and newer ones compute.
-_COMPUTED = re.compile(r"(attn|attention)\.(bias|masked_bias|causal_mask)$|inv_freq$|position_ids$")
+_COMPUTED = re.compile(
+    r"(attn|attention)\.(bias|masked_bias|causal_mask)$|inv_freq$|(cos|sin)_cached$|position_ids$"
+)
 
 
 @dataclass(frozen=True, slots=True)
