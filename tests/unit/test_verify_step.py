@@ -25,6 +25,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError
 from draftsmith.targets.hf import HFTarget
@@ -246,10 +247,18 @@ CASES: dict[str, tuple[Callable[[bool], Drafter], TreeShape | None, str, int]] =
     "eagle's tree of 59": (lambda there: Eagle(), SIXTY, "greedy", 1),
     "eagle3's tree of 59": (lambda there: Eagle3(), SIXTY, "top-p", 1),
     "medusa": (lambda there: Medusa(), None, "dense", 1),
+    "a prediction, then eagle": (
+        lambda there: FallbackDrafter(PredictionDrafter(), Eagle()),
+        None,
+        "greedy",
+        1,
+    ),
     # its window is read from the logits once more, while there is room to draft
     "lookahead": (lambda there: Lookahead(), None, "greedy", 2),
 }
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 4]]
+PREDICTIONS = [[], list(range(48))]
+"""For drafters that read some; the second row is found again in its own at every step."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -260,14 +269,16 @@ def test_a_step_looks_once(name: str) -> None:
     options = DecodeOptions(sampler=SAMPLERS[sampler], max_new_tokens=7, shape=shape, seed=3)
     target, drafter = model(0, there=False), build(False)
     drafter.bind(target)
-    here = [step.emitted for step in decode(target, drafter, PROMPTS, options)]
+    here = [
+        step.emitted for step in decode(target, drafter, PROMPTS, options, predictions=PREDICTIONS)
+    ]
     with PretendDevice() as device, torch.inference_mode():
         target, drafter = model(0, there=True), build(True)
         drafter.bind(target)
         assert target.device.type == DEVICE.type
         there, counts = [], []
         device.waits.clear()
-        for step in decode(target, drafter, PROMPTS, options):
+        for step in decode(target, drafter, PROMPTS, options, predictions=PREDICTIONS):
             there.append(step.emitted)
             counts.append(len(device.waits))
             device.waits.clear()

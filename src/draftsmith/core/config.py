@@ -104,6 +104,8 @@ class TreeShape:
 
     def clip(self, depth: int) -> TreeShape:
         """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
+        if depth >= self.depth:
+            return self
         depth = max(depth, 0)
         if self.paths:
             return TreeShape(paths=tuple(path for path in self.paths if len(path) <= depth))

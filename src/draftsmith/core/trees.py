@@ -205,8 +205,12 @@ def rows_of(first: DraftTree, second: DraftTree, choose_B: np.ndarray) -> DraftT
         if any(part is not None for part in parts):
             # without a note all nodes are candidates
             none: Any = True if name == "candidate_BN" else padding
-            whole = torch.full(tuple(trees[1].parents_BN.shape), none, device=device)
-            mine, theirs = (whole if one is None else to_device(one, device) for one in parts)
+            mine, theirs = (
+                torch.full(tuple(tree.parents_BN.shape), none, device=device)
+                if one is None
+                else to_device(one, device)
+                for tree, one in zip(trees, parts, strict=True)
+            )
             chosen[name] = torch.where(choose_B1, theirs, mine)
     return DraftTree(proposal=Proposal.OPAQUE, **chosen)
 

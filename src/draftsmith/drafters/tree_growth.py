@@ -121,16 +121,15 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
     width = shape.widths[0]
     logits_BV = reader.root()
     score_BP, token_BP = _best(logits_BV[:, None], width)
-    beyond_BD = to_device(np.arange(1, shape.depth + 1) > depth_B[:, None], score_BP.device)
-    score_BP = score_BP[:, 0].masked_fill(beyond_BD[:, :1], -torch.inf)
-    token_BP = token_BP[:, 0]
+    score_BP, token_BP = score_BP[:, 0], token_BP[:, 0]
+    depth_P = [1] * token_BP.shape[1]
     parent_BP = torch.full_like(token_BP, ROOT)
     fed_BP = torch.full_like(token_BP, -1)
     beam_BF = torch.arange(token_BP.shape[1], device=token_BP.device).expand_as(token_BP)
     above_BF = torch.zeros_like(beam_BF)
     see_BFC = torch.zeros((*beam_BF.shape, 0), dtype=torch.bool, device=token_BP.device)
     fed = 0
-    for depth, width in enumerate(shape.widths[1:], start=1):
+    for depth, width in enumerate(shape.widths[1:], start=2):
         count = beam_BF.shape[1]
         itself = torch.eye(count, dtype=torch.bool, device=see_BFC.device)
         see_BFC = torch.cat([see_BFC, itself.expand(len(see_BFC), -1, -1)], dim=2)
@@ -140,8 +139,8 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
         logits_BFV = reader.level(token_BP.gather(1, beam_BF), see_BFC, above_BF)
         log_q_BFK, child_BFK = _best(logits_BFV, width)
         child_score = (score_BP.gather(1, beam_BF)[..., None] + log_q_BFK).flatten(1)
-        child_score = child_score.masked_fill(beyond_BD[:, depth, None], -torch.inf)
         start = token_BP.shape[1]
+        depth_P += [depth] * child_score.shape[1]
         token_BP = torch.cat([token_BP, child_BFK.flatten(1)], dim=1)
         score_BP = torch.cat([score_BP, child_score], dim=1)
         parents = beam_BF[..., None].expand_as(child_BFK).flatten(1)
@@ -151,6 +150,9 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
         above_BF = chosen_BF // child_BFK.shape[2]
         beam_BF = start + chosen_BF
         see_BFC = see_BFC.gather(1, above_BF[..., None].expand(-1, -1, see_BFC.shape[2]))
+    if (depth_B < shape.depth).any():
+        beyond_BP = to_device(np.array(depth_P) > depth_B[:, None], score_BP.device)
+        score_BP = score_BP.masked_fill(beyond_BP, -torch.inf)
     kept_BN = _first(score_BP, min(shape.keep, score_BP.shape[1])).sort(dim=1).values
     parent_BN = parent_BP.gather(1, kept_BN)
     place_BN = torch.searchsorted(kept_BN, parent_BN.clamp(min=0))

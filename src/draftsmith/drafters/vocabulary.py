@@ -183,7 +183,7 @@ def reencoded_tree(
     reads_B = inside_context(depth_B, texts, draft)
     grown = grow(
         ModelReader(draft, state.cache, texts, padded(draft.vocab_size, draft.vocab_size)),
-        TreeShape.chain(shape.depth),
+        TreeShape.chain(int(reads_B.max())),
         reads_B,
         # kept when the target's own draw equals it: the likeliest serves best
         ChildSelection("greedy", sampler, noise, TextState(texts, list(map(len, texts)))),
