@@ -705,7 +705,8 @@ def require(good: bool, sentence: str) -> None:
 
 def is_whole(value: object) -> bool:
     """Whether it is an integer, also numpy's; True and False are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    # the first question answers for the many tokens of a prompt, at a tenth of the other's cost
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def whole_at_least(least: int, **values: Any) -> None:
@@ -750,7 +751,7 @@ def check_plain(options: Any) -> None:
 
 def require_kind(name: str, value: object, kind: type, hint: str = "") -> None:
     """Raise `InputError` unless the value is of this class; `hint`: how to make one."""
-    good = isinstance(value, kind)
+    good = isinstance(value, kind) and not isinstance(value, type)  # a class has methods, too
     require(good, f"{name} must be a {kind.__name__}{hint}, got {short(value)}")
 
 

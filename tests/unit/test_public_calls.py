@@ -3,6 +3,7 @@ decoded; numpy's integers, arrays and iterators are welcome."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,13 +18,15 @@ import draftsmith
 from draftsmith import DecodeOptions, Generator, Sampler, SamplingParams, Session, TreeShape
 from draftsmith.core.decode import decode
 from draftsmith.core.law import Noise
+from draftsmith.core.verify import Match
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.medusa import Medusa
-from draftsmith.drafters.prediction import PredictionDrafter
+from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
+from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.hf import HFTarget
 
 V = 16
@@ -168,6 +171,35 @@ def test_a_drafter_of_another_target_says_what_to_call(make: Callable[[], Drafte
         run(drafter=bound(make()), model=target(0, 2 * V))
 
 
+def test_a_second_drafter_of_another_target_says_what_to_call() -> None:
+    drafter = bound(FallbackDrafter(PredictionDrafter(), independent()))
+    with pytest.raises(InputError, match=r"\.bind\(target\)"):
+        run(drafter=drafter, model=target(0, 2 * V))
+
+
+@pytest.mark.parametrize("other", [{"hidden": 64}, {"layers": 2}])
+@pytest.mark.parametrize("make", [Eagle, Medusa])
+def test_a_drafter_that_reads_states_of_another_size_says_what_to_call(
+    make: Callable[[], Drafter], other: dict[str, int]
+) -> None:
+    model = draftsmith.tiny_target(V, **{"layers": 1, **other})
+    with pytest.raises(InputError, match=r"\.bind\(target\)"):
+        run(drafter=bound(make()), model=model)
+    assert run(drafter=bound(independent()), model=model), "a draft model reads no states"
+
+
+def test_one_session_is_for_one_call_at_a_time() -> None:
+    drafter, session = bound(independent()), Session()
+    first = decode(target(), drafter, [[1, 2, 3]], FOUR, session=session)
+    next(first)
+    second = decode(target(), drafter, [[4, 5, 6, 7]], FOUR, session=session)
+    text = list(next(second).emitted[0])
+    with pytest.raises(InputError, match=r"session.*Session\(\)"):
+        next(first)
+    text += [token for step in second for token in step.emitted[0]]
+    assert text == run([[4, 5, 6, 7]], drafter=drafter)
+
+
 def test_an_unbound_draft_model_does_not_propose() -> None:
     with pytest.raises(InputError, match=r"\.bind\(target\)"):
         independent().propose(
@@ -184,6 +216,7 @@ MISTAKEN = {
     "drafter-class": {"drafter": PromptLookup},
     "target": {"model": "a/folder"},
     "options": {"options": SamplingParams()},
+    "target-class": {"model": HFTarget},
     "session": {"session": "a"},
 }
 
@@ -208,9 +241,9 @@ WHOLE = (1.5, "3", True, math.nan)
         "sampler": [None, SamplingParams(), "x"],
         "verifier_sampler": [5],
         "max_new_tokens": [0, -1, None, *WHOLE],
-        "rule": [5, None],
-        "shape": [5, "4,2", (2, 2)],
-        "policy": [5, "auto"],
+        "rule": [5, None, Match],
+        "shape": [5, "4,2", (2, 2), TreeShape],
+        "policy": [5, "auto", AdaptiveLength],
         "seed": [-1, 2**63, None, *WHOLE],
         "stop_strings": ["abc", (5,), None, 5],
         "stop_token_ids": [(V,), (-1,), ("a",), 5, None, (1.5,), (True,)],
@@ -305,7 +338,7 @@ def test_a_tree_wider_than_the_vocabulary_is_refused() -> None:
 
 @cases(
     {
-        "target": [5, None],
+        "target": [5, None, HFTarget],
         "drafter": [5, None, PromptLookup],
         "shape": ["4,2"],
         "rule": [5],
@@ -330,6 +363,18 @@ def test_a_generator_refuses_arguments_of_another_kind(name: str, value: Any) ->
     generator = Generator(target(), "prompt_lookup")
     with pytest.raises(InputError, match=name.removesuffix("s")[1:]):
         generator.generate([1, 2], **{name: value})
+
+
+@pytest.mark.parametrize("model", ["a/folder", None, HFTarget])
+def test_generate_takes_a_loaded_model(model: Any) -> None:
+    with pytest.raises(InputError, match=r"target.*load_target"):
+        draftsmith.generate(model, lookup(), [[1]], FOUR)
+
+
+def test_the_tokens_of_a_result_are_pythons_integers() -> None:
+    prompt = [np.int64(1), np.uint8(2)]
+    (made,) = draftsmith.generate(target(), lookup(), [prompt], FOUR)
+    assert json.loads(json.dumps([made.prompt_tokens, made.token_ids]))[0] == [1, 2]
 
 
 def test_a_prediction_is_missing() -> None:

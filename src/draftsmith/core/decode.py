@@ -91,7 +91,8 @@ class DecodeOptions:
         if self.policy is not None:
             require_kind("policy", self.policy, LengthPolicy, " (see draftsmith.plan)")
         require(
-            isinstance(self.rule, str) or hasattr(self.rule, "walk"),
+            isinstance(self.rule, str)
+            or (hasattr(self.rule, "walk") and not isinstance(self.rule, type)),
             f"rule must be the name of a verification rule, or a Rule, got {short(self.rule)}",
         )
         require(
@@ -106,7 +107,8 @@ class Session:
     """Cache and drafter state that outlive a call of `decode`, for prompts that share a beginning.
 
     A later call reuses each row's longest common prefix of tokens; what was computed beyond it is
-    forgotten. The number of rows stays the same.
+    forgotten. The number of rows, the target and the drafter stay the same, and a call that another
+    one has gone on from is at its end.
     """
 
     cache: KVCache | None = None
@@ -133,6 +135,31 @@ class Session:
             )
 
 
+def check_target(target: object) -> None:
+    """Raise `InputError` unless it is a model that can be decoded, not a name or a class."""
+    require(
+        hasattr(target, "new_cache") and not isinstance(target, type),
+        f"target must be a loaded model, such as load_target gives, got {short(target)}",
+    )
+
+
+def _check_bound(drafter: Drafter, target: Target) -> None:
+    """Raise `InputError` where what the drafter borrowed does not fit this target."""
+    bound = drafter.bound_to
+    if bound is None or bound is target:
+        return
+    differ = bound.vocab_size != target.vocab_size
+    config = getattr(target, "config", None)
+    if config is not None and drafter.signals != Signals():  # of the states that it reads
+        measures = ("hidden_size", "num_hidden_layers")
+        differ |= any(getattr(config, m, None) != getattr(bound.config, m, None) for m in measures)
+    require(
+        not differ,
+        f"{type(drafter).__name__} is bound to another target than {target.name}, with another "
+        "vocabulary or states of another size: call drafter.bind(target) first.",
+    )
+
+
 def decode(
     target: Target,
     drafter: Drafter,
@@ -157,20 +184,13 @@ def decode(
 
     Raises:
         InputError: an empty prompt, one that leaves no room in the context, or a stop token outside
-            the vocabulary.
+            the vocabulary; an argument of another kind; a drafter that is not bound to this target;
+            a session of another target or drafter, or one that another call has gone on with.
         LossyRule, UnsupportedProposal: see `verify`.
     """
-    require(
-        hasattr(target, "new_cache"),
-        f"target must be a loaded model, such as load_target gives, got {short(target)}",
-    )
+    check_target(target)
     require_kind("drafter", drafter, Drafter, ", such as load_drafter gives")
-    bound = drafter.bound_to
-    require(
-        bound is None or bound.vocab_size == target.vocab_size,
-        f"{type(drafter).__name__} is bound to another target than {target.name}, with another "
-        "vocabulary: call drafter.bind(target) first.",
-    )
+    _check_bound(drafter, target)
     require_kind("options", options, DecodeOptions)
     if session is not None:
         require_kind("session", session, Session)
@@ -209,9 +229,15 @@ def decode(
     cache, state = _open(target, drafter, request, rows, shape, session)
     base_noise = Noise(options.seed, ids, [len(row.tokens) for row in rows])
     live = list(range(len(rows)))  # rows of the request that the cache still holds
+    left: list[list[int]] | None = None  # the session's tokens behind the last step
     try:
         while any(row.finish is None for row in rows):
             if session is not None:
+                require(
+                    session.cache is not cache or session.tokens is left,
+                    "Another call has gone on with this session, so this one cannot: finish one "
+                    "call before the next, or give each a Session() of its own.",
+                )
                 session.clear()  # until the step is whole
             active = [rows[i] for i in live]
             noise = base_noise.at([len(row.tokens) for row in active])
@@ -259,7 +285,7 @@ def decode(
             if session is not None:
                 session.cache, session.state = cache, state
                 session.opened_with = target, drafter
-                session.tokens = [
+                session.tokens = left = [
                     row.tokens[: int(cache.lengths_B[b])] for b, row in enumerate(active)
                 ]
             yield step

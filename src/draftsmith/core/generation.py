@@ -17,9 +17,9 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
-from draftsmith.config import check_whole, is_whole, require_kind, short, whole_at_least
+from draftsmith.config import check_whole, is_whole, require, require_kind, whole_at_least
 from draftsmith.core.config import SamplingParams
-from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions, check_target, decode
 from draftsmith.core.rows import StopStrings, check_prompt, several
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
@@ -169,6 +169,7 @@ def generate(
     Raises:
         InputError: see `decode`; or a batch size below 1.
     """
+    check_target(target)
     require_kind("options", options, DecodeOptions)
     whole_at_least(1, batch_size=batch_size)
     prompts, predictions = several(prompts, "prompts"), several(predictions, "predictions")
@@ -204,7 +205,7 @@ def generate(
             if target.tokenizer is not None:
                 text = stops.cut(target.tokenizer.decode(tokens[b], skip_special_tokens=True))
             made = Generation(
-                prompt_tokens=tuple(prompt),
+                prompt_tokens=tuple(map(int, prompt)),
                 token_ids=tuple(tokens[b]),
                 text=text,
                 finish_reason=finish[b],
@@ -302,14 +303,12 @@ class Generator:
         )
         if isinstance(target, (str, os.PathLike)):
             target = open_target(model)
-        elif not hasattr(target, "new_cache"):
-            raise InputError(
-                f"target must be a name, a folder or a loaded model, got {short(target)}."
-            )
-        elif model != ModelConfig(target=""):
-            raise InputError(
+        else:
+            check_target(target)
+            require(
+                model == ModelConfig(target=""),
                 f"{target.name} is loaded already: give dtype, device, attn_implementation, "
-                "revision and trust_remote_code to load_target."
+                "revision and trust_remote_code to load_target.",
             )
         require_kind("drafter_options", drafter_options, Mapping, " of options to values")
         DecodeOptions(shape=shape, policy=policy, rule=rule, allow_lossy=allow_lossy)  # checks them

@@ -224,6 +224,10 @@ class FallbackDrafter(Drafter):
         self.second.bind(target)
         self.signals = self.second.signals
 
+    @property
+    def bound_to(self) -> TargetView | None:
+        return self.second.bound_to
+
     def max_nodes(self, shape: TreeShape) -> int:
         return max(self.first.max_nodes(shape), self.second.max_nodes(self._own(shape)))
 
