@@ -27,7 +27,7 @@ import ende
 import numpy as np
 import torch
 from claims import Claim, judged
-from evaluation import Evaluation, greedy_texts, quality
+from evaluation import Evaluation, greedy_texts, loop_shares, quality
 from lab import Amounts, Lab, keep, with_seed
 from study import Evaluated, Models, Run
 from writing import (
@@ -273,6 +273,7 @@ def write(
         **asdict(lab.amounts),
         "of": lab.kept.of,
         "models": STEPS,
+        "loop_share": {language: loop_shares(exam_of(lab, language)) for language in done},
         "best": dict(zip(gains, plain(list(gains.values())), strict=True)),
         "seeds": {language: table(some) for language, some in seeds.items()},
         "target": {language: of_target(exam_of(lab, language)) for language in done},

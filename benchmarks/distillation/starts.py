@@ -23,7 +23,7 @@ from typing import Any
 import ende
 from beam_parts import MORE, longer
 from distillbeam import laboratory
-from evaluation import Evaluation
+from evaluation import Evaluation, loop_shares
 from lab import Lab
 from study import Run
 from writing import as_row, difference, places, plain, write_study
@@ -135,6 +135,7 @@ def main() -> None:
         "steps": longer(lab).amounts.steps,
         "seeds": 1,
         "exam": exam.key,
+        "loop_share": loop_shares(exam),
         "of": lab.kept.of,
     }
     made = []

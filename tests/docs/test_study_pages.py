@@ -323,7 +323,11 @@ def test_the_loops_in_the_texts_of_distillbeam_are_in_its_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/distillbeam.json").read_text(encoding="utf-8"))
     shares = ", ".join(f"{100 * v:.0f} % at T = {t}" for t, v in record["loop_share"].items())
     said = shares.replace(" %", " % of the target's tokens", 1)
-    assert f"| repetition loops | none: {said} |" in PAGE.read_text(encoding="utf-8")
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"| repetition loops | none: {said} |" in page
+    path = ROOT / "benchmarks/results/distillbeam_starts.json"
+    share = json.loads(path.read_text(encoding="utf-8"))["loop_share"]["0"]
+    assert f"{100 * share:.1f} % of the target's greedy tokens lie in loops" in page
 
 
 def test_the_claims_about_distillbeam_are_in_its_record() -> None:

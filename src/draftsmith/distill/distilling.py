@@ -153,7 +153,7 @@ def measured_on(options: DistillConfig) -> str:
     """Which texts choose the weights. Those of prompts that the target was trained on flatter a
     drafter that reads the target's states."""
     if options.evaluate:
-        return f"texts of {', '.join(folder.name for folder in options.evaluate)}"
+        return f"texts of {', '.join(folder.resolve().name for folder in options.evaluate)}"
     return "texts of held-out prompts" if options.online else "held-out texts of the store"
 
 
