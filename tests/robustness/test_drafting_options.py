@@ -212,7 +212,7 @@ def test_another_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     manifest = tmp_path / "drafter.json"
     for content in ("{", "[]", '{"kind": "eagle"}', '{"kind": "eagle", "options": 3}'):
         manifest.write_text(content)
-        with pytest.raises(InputError, match=r"drafter\.json cannot be read"):
+        with pytest.raises(InputError, match=r"drafter\.json"):
             load_drafter(str(tmp_path))
     manifest.write_text('{"kind": "griffin", "options": {"num_forwards": 5}}')
     drafter = load_drafter(str(tmp_path))

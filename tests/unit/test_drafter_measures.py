@@ -146,9 +146,9 @@ def test_heads_of_any_width_are_written(tmp_path: Path) -> None:
 
 
 def test_heads_that_are_none_are_refused(target: HFTarget, tmp_path: Path) -> None:
-    (released("medusa", target, tmp_path) / "medusa_lm_head.safetensors").unlink()
+    released("medusa", target, tmp_path)
     for held in ({}, {"0.weight": torch.ones(2)}):
-        torch.save(held, tmp_path / "medusa_lm_head.pt")
+        save_file(held, tmp_path / "medusa_lm_head.safetensors")
         with pytest.raises(BackendError, match="holds no Medusa heads"):
             loaded("medusa", target, tmp_path)
 
