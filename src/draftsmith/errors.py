@@ -56,7 +56,7 @@ class UnsupportedProposal(InputError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'? (known: ...)` for an unknown name."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"
 

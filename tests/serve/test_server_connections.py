@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocketDisconnect
 
-from draftsmith.serve.app import AccessPolicy
-from draftsmith.serve.protocol import MOST, Outbox, Refused
+from draftsmith.serve.app import AccessPolicy, Connection
+from draftsmith.serve.protocol import MOST, Outbox, Refused, parse
 from draftsmith.serve.sessions import network
 from tests.serve.serving import (
     WAIT,
@@ -306,6 +307,50 @@ def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
             assert talk.hear()["type"] == "pong"
 
 
+def test_who_does_not_end_the_next_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftsmith.serve.app.REQUEST_SECONDS", 0.3)
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    with Served() as served, socket.create_connection(("127.0.0.1", served.port), WAIT) as one:
+        one.sendall(request + b"\r\n")
+        while b"sessions" not in one.recv(1000):
+            pass
+        one.sendall(request)
+        assert one.recv(100) == b""
+
+
+def test_frames_are_not_compressed(served: Served) -> None:
+    """A read of a few KB could be a thousand times as much text."""
+    with Client(served) as one:
+        assert not one.socket.protocol.extensions
+
+
+def test_a_burst_of_frames_lets_others_come_between() -> None:
+    async def turns(frames: int) -> int:
+        left, seen = frames, 0
+
+        class Socket:
+            async def receive(self) -> dict[str, str]:
+                nonlocal left
+                left -= 1
+                kind = "receive" if left else "disconnect"
+                return {"type": f"websocket.{kind}", "text": '{"type": "ping"}'}
+
+        async def other() -> None:
+            nonlocal seen
+            while True:
+                seen += 1
+                await asyncio.sleep(0)
+
+        one: Any = Socket()
+        waiting = asyncio.create_task(other())
+        with contextlib.suppress(WebSocketDisconnect):
+            await Connection(one, a_manager(), "tiny", 60.0)._receive()
+        waiting.cancel()
+        return seen
+
+    assert asyncio.run(turns(500)) > 400
+
+
 def test_health_metrics_and_unknown_pages() -> None:
     with Served() as served, Client(served) as talk:
         talk.start()
@@ -341,6 +386,24 @@ def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -
     assert {one["seg"]: one["rev"] for one in few} == {0: 999, 1: 997, 2: 998}
     assert after[0] == {"type": "full_state"}
     assert [one["revs"] for one in after[1:]] == [[MOST + n] for n in range(5)]
+
+
+def test_the_state_is_computed_for_who_reads_it() -> None:
+    """Not at every 256th message that is not read."""
+    asked = []
+    outbox = Outbox()
+    outbox.state = lambda: {"type": "full_state", "id": asked.append(1)}
+    for _ in range(10 * MOST):
+        outbox.put({"type": "pong"})
+    assert not asked
+    assert asyncio.run(outbox.next())["type"] == "full_state" and len(asked) == 1
+
+
+@pytest.mark.parametrize("frame", [{"type": "\ue000" * 20_000}, {"type": "ping", "x" * 60_000: 1}])
+def test_a_refusal_repeats_little_of_what_was_sent(frame: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(json.dumps(frame, ensure_ascii=False))
+    assert len(refused.value.message()["message"]) <= 1000
 
 
 def test_what_takes_the_place_of_an_update_goes_to_the_end_of_the_line() -> None:

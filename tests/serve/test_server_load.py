@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from draftsmith.live.metrics import CHARACTERS, report
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import InFlightUpdate, LiveTranslator
 from draftsmith.serve.protocol import MOST_BYTES, Refused, Settings, Source
@@ -112,6 +113,33 @@ def test_what_was_decoded_remembers_nothing_that_it_replaced(served: Served, tal
         pass
     session = served.manager.find(name_of(served))
     assert [one.coalesced for one in session.to_measure()] == [(), ()]
+
+
+def test_running_metrics_take_no_time(
+    monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
+) -> None:
+    """They come with every update: nothing is drawn, and no text is compared again."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("this takes long")
+
+    for name in ("bootstrap_ratio", "erasure"):
+        monkeypatch.setattr(f"draftsmith.live.metrics.{name}", never)
+    for seg in range(3):
+        talk.source(seg, 0, "the cat")
+        talk.source(seg, 1, "the cat sat on", final=True)
+        while not talk.hear("update", "error")["final"]:
+            pass
+    session = served.manager.find(name_of(served))
+    talk.say("ping")
+    talk.hear("pong")
+    monkeypatch.undo()
+    records = list(session._records)
+    stats = session.full_state()["stats"]
+    whole = report(records, CHARACTERS)
+    assert stats["ne"] == pytest.approx(whole.erasure_macro)
+    assert (stats["ad"], stats["ao"]) == (whole.accepted_of_drafted, whole.accepted_of_tokens)
+    assert whole.erasure_ci95 is not None, "there is something to compute"
 
 
 def test_earlier_segments_are_encoded_a_few_times_however_many_there_are(

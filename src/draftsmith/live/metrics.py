@@ -121,6 +121,14 @@ def normalised_erasure(records: Sequence[UpdateRecord], pieces: Pieces) -> float
     return fmean(gone / length for gone, length in scored) if scored else None
 
 
+def displayed_erasure(records: Sequence[UpdateRecord]) -> float | None:
+    """Return NE in characters, as displays counted them: the texts are not looked at again, and
+    what a setting of the user's removed does not count."""
+    parts = [part for part in segments(records) if part[-1].shown]
+    gone = [sum(one.erased for one in part[1:]) / len(part[-1].shown) for part in parts]
+    return fmean(gone) if gone else None
+
+
 def final_source(part: Sequence[UpdateRecord]) -> str:
     """Return the last source of a segment that is not blank."""
     return next((r.source for r in reversed(part) if r.source.strip()), "")

@@ -441,7 +441,8 @@ class LiveTranslator:
         if room is not None:
             limit = min(limit, room - len(prompt))
         revised = not _spaced(source).startswith(_spaced(self.source))
-        known = _common(self.source, source) >= self.config.min_common
+        least = self.config.min_common
+        known = not least or _common(self.source, source) >= least
         return InFlightUpdate(
             source=source,
             final=final,

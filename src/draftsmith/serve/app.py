@@ -59,7 +59,7 @@ DRAIN_SECONDS = 3.0
 CLOSE_SECONDS = 0.5
 """... then for the connections to send their last messages, and for the decoding thread to end."""
 REQUEST_SECONDS = 10.0
-"""A connection that has not sent a whole request by then is closed."""
+"""A connection that has not sent a whole request by then, or the next one, is closed."""
 PING_SECONDS = 5
 """How often the server asks whether a client is still there; twice as long without an answer, it
 is not."""
@@ -307,6 +307,7 @@ class Connection:
                 self._refuse(answer)
                 if answer.fatal:
                     return
+            await asyncio.sleep(0)  # many frames may be there at once: others come between
 
     def _refuse(self, refused: Refused) -> None:
         self.manager.metrics.errors.labels(refused.code).inc()
@@ -389,10 +390,15 @@ def _bounded(manager: SessionManager) -> type[H11Protocol]:
                 transport.write(_BUSY)
                 transport.close()
             else:
-                self.loop.call_later(REQUEST_SECONDS, self._expire)
+                self.loop.call_later(REQUEST_SECONDS, self._expire, self.scope)
 
-        def _expire(self) -> None:
-            if self.scope is None and not self.transport.is_closing():
+        def on_response_complete(self) -> None:
+            last = self.scope  # the next request may have come already
+            super().on_response_complete()
+            self.loop.call_later(REQUEST_SECONDS, self._expire, last)
+
+        def _expire(self, last: object) -> None:
+            if self.scope is last and not self.transport.is_closing():
                 self.transport.close()
 
     return Bounded
@@ -423,6 +429,7 @@ class Server(uvicorn.Server):
             ws_max_size=_MOST_FRAMES * MOST_BYTES,
             ws_ping_interval=PING_SECONDS,
             ws_ping_timeout=2 * PING_SECONDS,
+            ws_per_message_deflate=False,  # a small frame could become a thousand times as large
             proxy_headers=False,  # limits per address cannot rest on what clients say
             timeout_graceful_shutdown=1,
         )

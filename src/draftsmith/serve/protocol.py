@@ -33,6 +33,8 @@ _MOST_DIGITS = 15
 """Longest integer: one digit more than every client can hold exactly."""
 CLEARED = ("final_bias", "revision_bias")
 """Settings that null resets to `bias`. For all others null changes nothing."""
+_MOST_LETTERS = 1000
+"""Longest sentence of a refusal, which may repeat what a client sent."""
 _FAULTS = frozenset(
     ("binary", "too_large", "not_json", "unknown_type", "bad_field", "bad_text", "version")
 )
@@ -52,7 +54,8 @@ class Refused(DraftsmithError):
         place: Mapping[str, int] | None = None,
     ) -> None:
         """`place`: segment and revision of the refused message, as far as they are known."""
-        super().__init__(sentence)
+        much = len(sentence) > _MOST_LETTERS
+        super().__init__(f"{sentence[: _MOST_LETTERS - 3]}..." if much else sentence)
         self.code, self.fatal, self.place = code, fatal, dict(place or {})
 
     @property
@@ -214,6 +217,10 @@ MOST = 256
 """Messages in an outbox. Beyond that all but the last are replaced by the full state."""
 
 
+_STATE = "state"
+"""Key of the full state in an outbox."""
+
+
 class Outbox:
     """Messages that one connection has still to send. Belongs to one event loop."""
 
@@ -234,7 +241,7 @@ class Outbox:
         if len(self._messages) >= MOST:
             self._messages.clear()
             if self.state is not None:
-                self._messages["state"] = self.state()
+                self._messages[_STATE] = {}
         self._messages[key] = message
         self._some.set()
 
@@ -243,5 +250,6 @@ class Outbox:
         while not self._messages:
             self._some.clear()
             await self._some.wait()
-        _, message = self._messages.popitem(last=False)
-        return message
+        key, message = self._messages.popitem(last=False)
+        # whoever reads nothing costs nothing: the state is that of the moment in which it is sent
+        return self.state() if key == _STATE and self.state is not None else message

@@ -34,7 +34,7 @@ from draftsmith.config import require
 from draftsmith.drafters.base import BindableTarget
 from draftsmith.errors import InputError
 from draftsmith.live.config import LiveConfig, PromptConfig, SessionLimits
-from draftsmith.live.metrics import CHARACTERS, report
+from draftsmith.live.metrics import displayed_erasure
 from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import (
@@ -390,12 +390,14 @@ class LiveSession:
         self.emit(event)
 
     def _metrics(self) -> Event:
-        """Compute running metrics of the last updates."""
-        found = report(list(self._records), CHARACTERS)
+        """Compute running metrics of the last updates; each computes them, so texts stay unread."""
+        records = list(self._records)
+        accepted = sum(one.accepted for one in records)
+        drafted, tokens = (sum(getattr(one, n) for one in records) for n in ("drafted", "tokens"))
         return {
-            "ne": found.erasure_macro,
-            "ad": found.accepted_of_drafted,
-            "ao": found.accepted_of_tokens,
+            "ne": displayed_erasure(records),
+            "ad": accepted / drafted if drafted else None,
+            "ao": accepted / tokens if tokens else None,
         }
 
     def to_measure(self) -> list[PendingUpdate]:
