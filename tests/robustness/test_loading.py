@@ -199,6 +199,14 @@ def test_weights_that_are_no_floating_point_numbers_are_named(
     refusal(BackendError, 3, rf"{re.escape(name)} as ", lambda: load_target(str(copy)))
 
 
+def test_a_quantization_that_is_not_known_is_named(copy: Folder) -> None:
+    """transformers takes the numbers for weights, with a remark."""
+    set_config(copy, quantization_config={"quant_method": "modelopt"})
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(copy, lambda weights: weights.update({name: weights[name].to(torch.uint8)}))
+    refusal(BackendError, 3, "'modelopt'", lambda: load_target(str(copy)))
+
+
 def test_what_older_versions_saved_beside_the_weights_is_left_out(copy: Folder) -> None:
     """Rotary frequencies and masks that are computed today, and a head that is the embedding."""
     set_config(copy, tie_word_embeddings=True)

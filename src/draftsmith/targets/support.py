@@ -128,16 +128,25 @@ def refuse_by_files(
     skeleton: Any, plain: Mapping[str, Any], stored: Mapping[str, StoredTensor], name: str
 ) -> None:
     """Refuse a configuration whose model needs far more memory than its files hold, and weights
-    that are no floating-point numbers. Models that bring their own `quantization_config` aside.
+    that are no floating-point numbers. Models with a `quantization_config` aside, for which
+    transformers knows the method: it ignores others, and decodes what the numbers happen to be.
 
     Args:
         skeleton: the model, without memory (on the meta device).
         stored: see `stored_tensors`.
 
     Raises:
-        BackendError: naming both sizes, or the weight.
+        BackendError: naming both sizes, the weight, or the quantization.
     """
-    if plain.get("quantization_config"):
+    if quantization := plain.get("quantization_config"):
+        from transformers.quantizers.auto import AutoHfQuantizer
+
+        if not AutoHfQuantizer.supports_quant_method(quantization):
+            raise BackendError(
+                f"The model {name!r} is quantized by {quantization['quant_method']!r} according to "
+                "its config.json, which transformers does not know: give a model that is not "
+                "quantized, or is by another method."
+            )
         return
     wanted = sum(one.numel() for one in skeleton.parameters())
     held = sum(prod(one.shape) for one in stored.values())
