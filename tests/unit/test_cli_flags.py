@@ -59,7 +59,7 @@ EXPECTED = {
     "distill": """
         --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
         --clip-value --debug --decay-share --deepspeed --drafter --drafter-option --dtype --duration
-        --eval-every
+        --eval-every --evaluate
         --feature-weight --gradient-accumulation --gradient-checkpointing --hold-out --json --laws
         --learning-rate --long-block-length --long-share --long-texts --max-new-tokens --mean-over
         --min-learning-rate --objective --on-bad-prompt --on-bad-shard --on-policy --one-per-block
