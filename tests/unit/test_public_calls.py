@@ -268,6 +268,7 @@ def test_options_of_another_kind_are_refused(name: str, value: Any) -> None:
             ((V, 1.0),),
             ((-1, 1.0),),
             ((1, math.nan),),
+            tuple((token, -math.inf) for token in range(V)),
             ((1, 1e308),),
             ((1, "x"),),
             (("a", 1.0),),
@@ -389,6 +390,21 @@ def test_a_prediction_is_missing() -> None:
 def test_what_is_loaded_has_a_name(load: str, value: Any) -> None:
     with pytest.raises(InputError, match="a text or a path"):
         getattr(draftsmith, load)(value)
+
+
+@cases(
+    {
+        "dtype": [5, None, torch.float64],
+        "device": [0, torch.device("cpu")],
+        "attn_implementation": [5, ["sdpa"]],
+    }
+)
+@pytest.mark.parametrize("load", [draftsmith.load_target, Generator])
+def test_how_a_model_is_loaded_is_said_in_words(
+    load: Callable[..., object], name: str, value: Any
+) -> None:
+    with pytest.raises(InputError, match=f"{name} must be a str, such as"):
+        load(str(TARGET), **{name: value})
 
 
 @pytest.mark.parametrize("assignments", [5, None, [5], "length=5", {"length": 5}])

@@ -188,6 +188,8 @@ class Sampler(Warping):
                     f"logit_bias names token {token}, but the vocabulary has {scores.shape[1]}."
                 )
             scores[:, token] += amount
+        forbidden = {token for token, amount in self.logit_bias if amount == -math.inf}
+        require(len(forbidden) < scores.shape[1], "logit_bias forbids every token there is.")
         if self.repetition_penalty != 1.0:
             from transformers import RepetitionPenaltyLogitsProcessor
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
-from draftsmith.config import is_whole, require_name, short
+from draftsmith.config import is_whole, require_kind, require_name, short
 from draftsmith.core import attention
 from draftsmith.core.cache import Block, KVCache, KVSpec
 from draftsmith.core.transfer import to_device
@@ -371,6 +371,9 @@ def load_target(
         UnsupportedModel: the architecture cannot be decoded exactly.
     """
     require_name("a target", name)
+    require_kind("dtype", dtype, str, ", such as 'float32'")
+    require_kind("device", device, str, ", such as 'cuda:0'")
+    require_kind("attn_implementation", attn_implementation, str, ", such as 'sdpa'")
     name = os.fspath(name)
     model = load_model(
         name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
