@@ -225,6 +225,35 @@ def talk_done(served: Served) -> list[LiveSession]:
     return [one for one in served.manager.sessions.values() if one.last_id]
 
 
+def test_who_opens_many_sessions_is_served_no_sooner(
+    monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
+) -> None:
+    """Three long updates, and three sessions whose short ones do not end, of one address."""
+    monkeypatch.setattr("draftsmith.serve.scheduler.SLICE", 1)
+    endless(monkeypatch, served)
+    own = served.manager.find(name_of(served))
+    own.address = "192.0.2.1"
+    with contextlib.ExitStack() as stack:
+        did = stack.enter_context(counted(served, monkeypatch))
+        many = [stack.enter_context(Client(served)) for _ in range(6)]
+        with held(served.manager):
+            for number, one in enumerate(many):
+                one.start(bias=0.01 * number)  # each has batches of its own
+                one.source(0, 0, "the cat " * (20 if number < 3 else 1), final=True)
+                for seg in range(1, 1 if number < 3 else 60):
+                    one.source(seg, 0, "the cat", final=True)
+            talk.source(0, 0, "the dog saw", final=True)
+            for one in (*many, talk):
+                one.say("ping")
+                one.hear("pong")
+            before, after = len(did), []
+            emit = own.emit
+            monkeypatch.setattr(own, "emit", lambda event: after.append(len(did)) or emit(event))
+        alone = talk.hear("update")["stats"]["forwards"]
+        forwards = sum(name == "forward" for name, _ in did[before : after[0]])
+        assert forwards < 2 * alone + 20
+
+
 def test_many_small_updates_do_not_stop_a_long_one(
     monkeypatch: pytest.MonkeyPatch, served: Served, talk: Client
 ) -> None:

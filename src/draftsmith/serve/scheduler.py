@@ -5,8 +5,9 @@
     session c  (idle)     ┘                       └──
 
 One thread decodes, forward by forward. A batch has the target for itself for a `SLICE`; after that
-what has come meanwhile is taken in, and the batch with the least work goes on. So nobody waits for
-a long update of somebody else, and a session whose client is away costs nothing:
+what has come meanwhile is taken in, and the batch goes on whose address has the least work in
+flight, then the one with the least work. So nobody waits for a long update of somebody else, nor
+for many sessions of one client, and a session whose client is away costs nothing:
 
     forwards   A A A A A A A A  B B B  A A A  C  A A        b and c came while a was decoded
                `---- slice ---'
@@ -24,7 +25,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -245,11 +247,22 @@ class Scheduler(threading.Thread):
         self._running += self._taken_in(ready)
         if running := [batch for batch in self._running if batch.is_wanted]:
             oldest = self._turns % _OLDEST == 0
-            batch = running[0] if oldest else min(running, key=lambda one: one.size)
+            batch = running[0] if oldest else min(running, key=self._burden())
             self._step(batch)
         elif not ready:
             self._measure()
         return True
+
+    def _burden(self) -> Callable[[_Batch], tuple[float, int]]:
+        """Return what a batch stands back for: the work of its client, then its own.
+
+        All sessions of one address are one client: who opens many is served no sooner.
+        """
+        work: dict[str, float] = defaultdict(float)
+        for batch in self._running:
+            for session in batch.sessions:
+                work[session.address] += batch.size / len(batch.sessions)
+        return lambda batch: (min(work[one.address] for one in batch.sessions), batch.size)
 
     def ready(self) -> list[LiveSession]:
         """Return the sessions with something to take in: who had no turn for longest, then who has

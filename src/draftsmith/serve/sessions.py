@@ -148,9 +148,9 @@ class LiveSession:
         self._segments: dict[int, Event] = {}
         self._records: deque[UpdateRecord] = deque(maxlen=KEPT_UPDATES)
         self._decoded: deque[PendingUpdate] = deque(maxlen=KEPT_UPDATES)
-        # used by the manager, in the event loop alone
         self.address = ""
         """The network from which it was opened."""
+        # used by the manager, in the event loop alone
         self.outboxes: dict[Outbox, bool] = {}
         """Each connection receives events through its outbox. True: the connection keeps the
         session open; False: it only reads."""
