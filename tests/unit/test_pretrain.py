@@ -338,6 +338,9 @@ def test_the_bytes_that_are_refused_are_those_of_the_model() -> None:
         check_memory(wanted, size - 1)
     check_memory(wanted, size // 2, processes=2)
     check_memory(wanted, None)
+    with pytest.raises(InputError) as caught:
+        check_memory(replace(wanted, tokenizer="target"), 1)  # whose size is not known yet
+    assert "--vocab-size" not in str(caught.value)
 
 
 def test_blocks_longer_than_the_positions_of_a_target_are_refused(tmp_path: Path) -> None:
@@ -354,8 +357,9 @@ def test_a_tracker_that_is_none_is_refused_before_anything_is_read(
     name: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pretraining, "read_data", None)
-    with pytest.raises(InputError, match=r"--report-to: .*tensorboard"):
+    with pytest.raises(InputError, match=r"--report-to: .*tensorboard") as caught:
         pretrain.run(replace(options(corpus, tmp_path), report_to=name))
+    assert len(re.findall(r"\ball\b", str(caught.value))) == 1
 
 
 def test_a_tracker_that_is_not_installed_is_not_left_out(

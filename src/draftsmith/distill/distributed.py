@@ -243,7 +243,7 @@ def start_accelerator(options: RunConfig) -> Accelerator:
     names = [name.strip() for name in options.report_to.split(",")]
     names = [name for name in names if name not in ("", "none")]
     for name in names:
-        if name not in (known := ["all", *map(str, LoggerType)]):
+        if name not in (known := [*map(str, LoggerType)]):
             raise InputError(f"--report-to: there is no tracker {name!r}{nearest(name, known)}")
         if name not in ("all", *map(str, get_available_trackers())):
             raise InputError(f"--report-to {name}: its package is not installed")

@@ -218,7 +218,8 @@ def check_memory(options: ArchitectureConfig, memory: int | None, processes: int
     size = params * _TRAINED_BYTES // processes
     if memory is not None and size > memory:
         flags = [f"--{name} {getattr(shape, name)}" for name in DIMENSIONS]
-        flags += [f"--vocab-{'subset' if options.vocab_subset else 'size'} {words}"]
+        if options.vocab_subset or options.tokenizer is None:
+            flags += [f"--vocab-{'subset' if options.vocab_subset else 'size'} {words}"]
         raise InputError(
             f"a model of {', '.join(flags)} has {params:,} parameters: "
             f"weights, gradients and optimiser take {size:,} bytes, and there are {memory:,}"
