@@ -63,6 +63,8 @@ REQUEST_SECONDS = 10.0
 PING_SECONDS = 5
 """How often the server asks whether a client is still there; twice as long without an answer, it
 is not."""
+FRAME_SECONDS = 0.001
+"""Pause of a connection after each frame: a burst leaves time to others, and to decoding."""
 _POLL_SECONDS = 0.02
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _MOST_FRAMES = 16
@@ -307,7 +309,7 @@ class Connection:
                 self._refuse(answer)
                 if answer.fatal:
                     return
-            await asyncio.sleep(0)  # many frames may be there at once: others come between
+            await asyncio.sleep(FRAME_SECONDS)
 
     def _refuse(self, refused: Refused) -> None:
         self.manager.metrics.errors.labels(refused.code).inc()
