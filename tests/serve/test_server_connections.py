@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from starlette.websockets import WebSocketDisconnect
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame, Opcode
 
 from draftsmith.serve.app import AccessPolicy, Connection
 from draftsmith.serve.protocol import MOST, Outbox, Refused, parse
@@ -349,6 +351,37 @@ def test_a_burst_of_frames_lets_others_come_between() -> None:
         return seen
 
     assert asyncio.run(turns(500)) > 400
+
+
+@pytest.mark.parametrize("frame", [b"\x00\x80", b"\x89\x80"], ids=["parts", "pings"])
+def test_who_floods_with_what_is_no_message_is_let_go(served: Served, frame: bytes) -> None:
+    """Empty parts of a message and pings never reach the application, which paces the rest."""
+    mask = bytes(4)
+    with Client(served) as one, Client(served) as other:
+        one.socket.socket.sendall(b"\x01\x80" + mask + 1000 * (frame + mask))
+        with pytest.raises(ConnectionClosed):
+            one.hear()
+        assert one.socket.close_code == 1008
+        assert other.start()["type"] == "ready"
+
+
+def test_a_connection_is_read_no_faster_than_it_is_heard(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[int] = []
+    taken = WebSocketsSansIOProtocol.send_receive_event_to_app
+
+    def counted(self: WebSocketsSansIOProtocol) -> None:
+        taken(self)
+        waiting.append(self.queue.qsize())
+
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "send_receive_event_to_app", counted)
+    frame = Frame(Opcode.TEXT, b'{"type": "ping"}').serialize(mask=True)
+    with Client(served) as one:
+        one.socket.socket.sendall(300 * frame)
+        for _ in range(300):
+            one.hear("pong")
+    assert len(waiting) == 300 and max(waiting) <= 1 + 4096 // len(frame)
 
 
 def test_health_metrics_and_unknown_pages() -> None:

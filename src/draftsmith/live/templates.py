@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -113,10 +113,12 @@ class Template:
                 spans.append((len(text), len(text) + len(inner)))
             text += inner
         places = sorted({0, *self._spelt(text, spans), len(text)})
-        ids: list[int] = []
-        for begin, end in pairwise(places):
-            ids += self.tokenizer.encode(text[begin:end], add_special_tokens=False)
-        return ids
+        pieces = [text[begin:end] for begin, end in pairwise(places)]
+        if not pieces:
+            return []
+        # in one call: a source may spell thousands of special tokens
+        encoded = self.tokenizer(pieces, add_special_tokens=False)["input_ids"]
+        return list(chain.from_iterable(encoded))
 
     def _spelt(self, text: str, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
         """Yield a position inside each added token that overlaps one of the spans."""

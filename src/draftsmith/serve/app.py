@@ -28,6 +28,8 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
 
 from draftsmith.core.config import bias_warning
 from draftsmith.serve import protocol
@@ -67,6 +69,10 @@ FRAME_SECONDS = 0.001
 """Pause of a connection after each frame: a burst leaves time to others, and to decoding."""
 _POLL_SECONDS = 0.02
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_PIECE = 4096
+"""Bytes of a connection that are taken in before the application has seen their messages."""
+_MOST_PARTS = 400
+"""Pings, pongs and parts of messages that a connection may send in a second."""
 _MOST_FRAMES = 16
 """Frames larger than so many of the largest are not even read: the connection is closed."""
 
@@ -406,6 +412,57 @@ def _bounded(manager: SessionManager) -> type[H11Protocol]:
     return Bounded
 
 
+class _PacedFrames(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol with bounds on many small frames.
+
+    One read may bring 256 KiB, which can be 40,000 frames. They are taken in piece by piece, the
+    next one when the application has received the messages of the last. Pings, pongs and parts of
+    messages never reach the application, so they are counted.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._unread = bytearray()
+        self._second, self._parts = 0.0, 0
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        self._take_in()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self._take_in()
+        return message
+
+    def _take_in(self) -> None:
+        while self._unread and not self.read_paused and not self.transport.is_closing():
+            piece = bytes(self._unread[:_PIECE])
+            del self._unread[:_PIECE]
+            super().data_received(piece)
+
+    def handle_cont(self, event: Frame) -> None:
+        if self._may_have_one_more():
+            super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        if self._may_have_one_more():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._may_have_one_more():
+            super().handle_pong(event)
+
+    def _may_have_one_more(self) -> bool:
+        now = self.loop.time()
+        if now - self._second > 1:
+            self._second, self._parts = now, 0
+        self._parts += 1
+        if self._parts > _MOST_PARTS and not self.close_sent:
+            self.conn.fail(CloseCode.POLICY_VIOLATION, "too many small frames")
+            self.handle_parser_exception()
+        return not self.close_sent
+
+
 class _OneLine(logging.Filter):
     """A text that is not UTF-8 is the client's fault: no place in our code is worth a traceback."""
 
@@ -427,7 +484,7 @@ class Server(uvicorn.Server):
             port=0,
             log_level="warning",
             http=_bounded(manager),
-            ws="websockets-sansio",
+            ws=_PacedFrames,
             ws_max_size=_MOST_FRAMES * MOST_BYTES,
             ws_ping_interval=PING_SECONDS,
             ws_ping_timeout=2 * PING_SECONDS,

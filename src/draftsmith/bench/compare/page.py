@@ -166,7 +166,7 @@ def _ranking(scope: Scope) -> dict[str, Any]:
     saved = _saves(scope)
     return {
         "title": scope.title,
-        "columns": [*names.values(), *_SAVED[:saved], "seeds"],
+        "columns": [*names.values(), *([_SAVED[0]] if saved else []), "seeds"],
         "rows": [
             (entry is scope.base, *_cells(scope, entry, shown, saved=saved))
             for entry in scope.entries
