@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -15,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch  # after the environment is set
+from tyro._parsers import ParserSpecification
 
 from draftsmith.core.transfer import loaded_frozen
 from tests.forks import Forks, start_forks
@@ -51,6 +53,24 @@ def loaded_by_modules() -> None:
     last test still holds its fixtures then."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsers_of_verbs() -> Iterator[None]:
+    """tyro makes the parser of a verb from its options at each command line, always the same one:
+    most of the time of a short command. Here each is made once."""
+    make, made = ParserSpecification.from_callable_or_type, {}
+
+    def once(options: Any, **given: Any) -> ParserSpecification:
+        if given["intern_prefix"]:  # a part of another one
+            return make(options, **given)
+        if options not in made:
+            made[options] = make(options, **given)
+        return made[options]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ParserSpecification, "from_callable_or_type", staticmethod(once))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -50,12 +50,23 @@ class Case:
     """Proposals depend on more than the row's tokens (on what earlier steps computed)."""
     drafts: bool = True
     uses_predictions: bool = False
+    asks_model: bool = False
+    """Drafts with forwards of the draft model, which has a context of its own."""
+    other_shape: bool = False
+    """The very drafter of another case, with a shape of its own."""
 
     def __str__(self) -> str:
         return self.label
 
 
-def _independent(proposal: str, shape: TreeShape, label: str, *, draws: bool = True) -> Case:
+def _independent(
+    proposal: str,
+    shape: TreeShape,
+    label: str,
+    *,
+    draws: bool = True,
+    other_shape: bool = False,
+) -> Case:
     return Case(
         kind="independent",
         label=label,
@@ -65,10 +76,12 @@ def _independent(proposal: str, shape: TreeShape, label: str, *, draws: bool = T
         ),
         shape=shape,
         draws=draws,
+        asks_model=True,
+        other_shape=other_shape,
     )
 
 
-def _then(label: str, second: Callable[[Target], Drafter], *, draws: bool = False) -> Case:
+def _then(label: str, second: Callable[[Target], Drafter], *, asks_model: bool = False) -> Case:
     """A prediction, and another drafter behind it."""
     return Case(
         kind="prediction",
@@ -76,13 +89,19 @@ def _then(label: str, second: Callable[[Target], Drafter], *, draws: bool = Fals
         build=lambda model: FallbackDrafter(
             PredictionDrafter(PredictionDrafter.Config(length=2, resync=False)), second(model)
         ),
-        draws=draws,
+        draws=asks_model,
         uses_predictions=True,
+        asks_model=asks_model,
     )
 
 
 def _features(
-    kind: str, cls: type[FeatureDrafter], shape: TreeShape, proposal: str = "greedy"
+    kind: str,
+    cls: type[FeatureDrafter],
+    shape: TreeShape,
+    proposal: str = "greedy",
+    *,
+    other_shape: bool = False,
 ) -> Case:
     """With random weights: they are made when the drafter is bound to its target."""
     return Case(
@@ -92,6 +111,7 @@ def _features(
         shape=shape,
         draws=proposal != "greedy",
         remembers=True,
+        other_shape=other_shape,
     )
 
 
@@ -149,14 +169,18 @@ CASES = (
         uses_predictions=True,
     ),
     _then("prompt_lookup", lambda _: PromptLookup(PromptLookup.Config(length=2))),
-    _then("independent", lambda model: Independent(Independent.Config(), model=model), draws=True),
+    _then(
+        "independent",
+        lambda model: Independent(Independent.Config(), model=model),
+        asks_model=True,
+    ),
     _independent("sampled", CHAIN, "independent-chain"),
-    _independent("sampled", TREE, "independent-tree"),
+    _independent("sampled", TREE, "independent-tree", other_shape=True),
     _independent("without_replacement", TREE, "independent-distinct"),
     _independent("greedy", TREE, "independent-greedy", draws=False),
-    _independent("sampled", PATHS, "independent-paths"),
-    _independent("without_replacement", PATHS, "independent-distinct-paths"),
-    _independent("sampled", DYNAMIC, "independent-dynamic", draws=False),
+    _independent("sampled", PATHS, "independent-paths", other_shape=True),
+    _independent("without_replacement", PATHS, "independent-distinct-paths", other_shape=True),
+    _independent("sampled", DYNAMIC, "independent-dynamic", draws=False, other_shape=True),
     _features("eagle", Eagle, DYNAMIC),
     _features("eagle", Eagle, PATHS, proposal="without_replacement"),
     _features("eagle", Eagle, CHAIN, proposal="sampled"),
@@ -164,7 +188,7 @@ CASES = (
     _features("hass", Hass, DYNAMIC),
     _features("fspad", Fspad, DYNAMIC),
     _features("griffin", Griffin, DYNAMIC),
-    _features("griffin", Griffin, TREE, proposal="greedy"),
+    _features("griffin", Griffin, TREE, proposal="greedy", other_shape=True),
     Case(
         kind="medusa",
         label="medusa",
@@ -177,6 +201,9 @@ CASES = (
     _reference(Greedy, TREE, "reference-greedy", draws=False),
     _reference(Whimsical, TREE, "reference-whimsical", draws=False, remembers=True),
 )
+
+DRAFTERS = tuple(case for case in CASES if not case.other_shape)
+"""For tests that give the shape themselves: each drafter in each configuration, once."""
 
 LOSSLESS_RULES = ("match", "rejection")
 

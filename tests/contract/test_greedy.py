@@ -23,7 +23,7 @@ from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
-from .cases import CASES, Case, by_case_in_brief
+from .cases import DRAFTERS, Case, by_case_in_brief
 from .oracle import exact_law
 
 V, NUM_NEW, CONTEXT = 64, 32, 96
@@ -32,7 +32,7 @@ SHAPES = (TreeShape.chain(5), TreeShape(widths=(3, 2, 1)))
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)
 """Prompt lengths of the ragged batch."""
 
-TEXT_CASES = [case for case in CASES if not case.tabular_only]
+TEXT_CASES = [case for case in DRAFTERS if not case.tabular_only]
 by_case = by_case_in_brief(TEXT_CASES)
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.widths))
 
@@ -227,11 +227,11 @@ def test_any_maximum_length_cuts_the_same_text(case: Case) -> None:
 
 @by_case
 def test_text_ends_where_the_context_ends(case: Case) -> None:
-    """Prompts of 1 token, of 90, and at the limit: 95 of 96, which leaves one token."""
+    """Prompts of 60 tokens, of 90, and at the limit: 95 of 96, which leaves one token."""
     m = models()
-    prompts = prompts_of((1, 90, CONTEXT - 1))
+    prompts = prompts_of((60, 90, CONTEXT - 1))
     expected = [m.reference.text(prompt, CONTEXT) for prompt in prompts]
-    assert [len(text) for text in expected] == [95, 6, 1]
+    assert [len(text) for text in expected] == [36, 6, 1]
     texts, reasons, _ = run(
         m.target,
         case.build(m.related),

@@ -109,3 +109,4 @@ def test_broken_state_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     mutant.breaks(monkeypatch)
     with pytest.raises((AssertionError, IndexError, ValueError)):
         mutant.check()
+    test_caches.prefilled.cache_clear()  # of what broken code computed

@@ -19,7 +19,7 @@ from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
 
-from .cases import CASES, LOSSLESS_RULES, TREE, Case, by_case_in_brief
+from .cases import DRAFTERS, LOSSLESS_RULES, TREE, Case, by_case_in_brief
 from .test_greedy import models as transformers
 from .test_greedy import prompts_of
 from .toys import dense
@@ -43,7 +43,7 @@ PROMPTS = [
     [1, 1, 1],
 ]
 
-by_case = by_case_in_brief(CASES)
+by_case = by_case_in_brief(DRAFTERS)
 by_rule = pytest.mark.parametrize("rule", LOSSLESS_RULES)
 by_sampler = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 
@@ -133,14 +133,12 @@ def check_neighbours(
     """The rows together, in another order, and each alone: not only the texts are equal, but what
     was drafted at every step."""
     ids = list(range(100, 100 + len(prompts)))
-    guesses = predicted(case, prompts)
-    together = stories_of(target, case.build(draft), prompts, options, ids, guesses)
-    turned = stories_of(target, case.build(draft), prompts[::-1], options, ids[::-1], guesses[::-1])
+    guesses, drafter = predicted(case, prompts), case.build(draft)
+    together = stories_of(target, drafter, prompts, options, ids, guesses)
+    turned = stories_of(target, drafter, prompts[::-1], options, ids[::-1], guesses[::-1])
     assert together == turned[::-1], f"{case}: the order of the rows changes their texts"
     for b, prompt in enumerate(prompts):
-        (alone,) = stories_of(
-            target, case.build(draft), [prompt], options, [ids[b]], guesses[b : b + 1]
-        )
+        (alone,) = stories_of(target, drafter, [prompt], options, [ids[b]], guesses[b : b + 1])
         assert alone == together[b], f"{case}: row {b} says {together[b]} in company, alone {alone}"
 
 
@@ -155,7 +153,7 @@ def test_a_row_does_not_depend_on_its_neighbours(case: Case, sampler: Sampler) -
     check_neighbours(case, target, rounded(1), PROMPTS, options)
 
 
-@by_case_in_brief(case for case in CASES if not case.tabular_only)
+@by_case_in_brief(case for case in DRAFTERS if not case.tabular_only)
 def test_a_row_of_a_transformer_does_not_depend_on_its_neighbours(case: Case) -> None:
     """float64; batch shapes change logits by rounding only, far below what could move a draw."""
     m = transformers()
@@ -170,24 +168,23 @@ SHAPES = {
     "tree": TreeShape(widths=(2, 2, 1)),
     "dynamic": TreeShape(widths=(3, 3, 3, 3), keep=6),
 }
-by_temperature = pytest.mark.parametrize("temperature", [0.0, 1.0])
 RAGGED = [PROMPTS[0], [*PROMPTS[4], *PROMPTS[1]], [*PROMPTS[4], *PROMPTS[3], *PROMPTS[1]]]
 """1, 12 and 16 tokens: one has all of its room left where another has next to none."""
+DRAFTED = (
+    (SHAPES["chain"], None, 1.0),
+    (SHAPES["chain"], AdaptiveLength(first=2, longest=5), 0.0),
+    (SHAPES["tree"], None, 1.0),
+    (SHAPES["dynamic"], None, 1.0),
+    (SHAPES["dynamic"], None, 0.0),
+)
+"""What a row has room for does not depend on the temperature, so each shape has few."""
 
 
-@by_temperature
-@by_case
-@pytest.mark.parametrize("near", ["the end", "the target's context", "the draft model's context"])
-def test_a_row_near_an_edge_does_not_depend_on_its_neighbours(
-    case: Case, temperature: float, near: str
-) -> None:
+def check_edge(case: Case, target: Target, draft: Target) -> None:
     """A row with little room drafts less deep than its neighbours, and ends before them."""
-    context = 22 if near == "the target's context" else None
-    target = dense(0, end_ids=frozenset({4} if near == "the end" else ()), max_length=context)
-    draft = dense(1, max_length=18 if near == "the draft model's context" else None)
     branches = case.build(draft).takes_trees or case.kind == "reference"
-    for shape in SHAPES.values() if branches else [SHAPES["chain"]]:
-        for policy in [None, AdaptiveLength(first=2, longest=5)][: 1 + shape.is_chain]:
+    for shape, policy, temperature in DRAFTED:
+        if shape.is_chain or branches:
             options = DecodeOptions(
                 sampler=Sampler(temperature=temperature),
                 max_new_tokens=NUM_NEW,
@@ -197,6 +194,17 @@ def test_a_row_near_an_edge_does_not_depend_on_its_neighbours(
                 seed=4,
             )
             check_neighbours(case, target, draft, RAGGED, options)
+
+
+@by_case
+def test_a_row_near_an_edge_does_not_depend_on_its_neighbours(case: Case) -> None:
+    check_edge(case, dense(0, end_ids=frozenset({4})), dense(1))
+    check_edge(case, dense(0, max_length=22), dense(1))
+
+
+@by_case_in_brief(case for case in DRAFTERS if case.asks_model)
+def test_a_row_near_the_end_of_the_draft_models_context(case: Case) -> None:
+    check_edge(case, dense(0), dense(1, max_length=18))
 
 
 @by_case
@@ -244,7 +252,7 @@ def test_texts_that_are_decoded_in_turns_do_not_depend_on_each_other(case: Case)
 @by_sampler
 @by_case
 def test_match_gives_the_very_text_of_plain_decoding(case: Case, sampler: Sampler) -> None:
-    plain = next(case for case in CASES if case.kind == "none")
+    plain = next(case for case in DRAFTERS if case.kind == "none")
     options = DecodeOptions(
         sampler=sampler, max_new_tokens=NUM_NEW, rule="match", shape=TREE, seed=3
     )

@@ -16,7 +16,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.base import Drafter
 from draftsmith.targets.toy import TabularTarget
 
-from .cases import CASES, CHAIN, LOSSLESS_RULES, Case, by_case_in_brief
+from .cases import CHAIN, DRAFTERS, LOSSLESS_RULES, Case, by_case_in_brief
 from .checking import ROUNDING
 from .enumeration import Explored, Path, explore
 from .oracle import joint_law, story, total_variation
@@ -24,7 +24,7 @@ from .toys import PREDICTIONS, PROMPTS, sparse
 
 SAMPLER = Sampler(temperature=1.0)
 
-by_case = by_case_in_brief(CASES)
+by_case = by_case_in_brief(DRAFTERS)
 by_rule = pytest.mark.parametrize("rule", LOSSLESS_RULES)
 
 

@@ -5,6 +5,9 @@ False alarms: see `statistics.py`; all seeds are fixed.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -80,8 +83,6 @@ def test_law_over_a_large_vocabulary() -> None:
     ("temperature", "shape", "wide"),
     [
         (0.6, TreeShape.chain(1), False),
-        (1.0, TreeShape.chain(1), False),
-        (0.6, TreeShape.chain(3), False),
         (1.0, TreeShape.chain(3), False),
         (1.0, TreeShape.chain(3), True),
         (1.0, TREE, False),
@@ -94,31 +95,45 @@ def test_law_over_4096_tokens_in_40_960_trials(
     check_wide(4_096, 40_960, temperature, shape, "rejection", wide=wide)
 
 
-def check_every_token(case: Case, rule: str, num_trials: int) -> None:
-    """All continuations of three tokens at once (512 bins), for a target with context."""
+def check_every_token(cases: Sequence[Case], num_trials: int) -> None:
+    """All continuations of three tokens at once (512 bins), for a target with context: with
+    rejection, in trials that these cases share."""
     target, sampler = dense(0), Sampler(temperature=0.8, top_p=0.95)
-    options = DecodeOptions(sampler=sampler, max_new_tokens=3, rule=rule, shape=case.shape, seed=13)
-    prompt = PROMPTS[1]
-    tokens, _ = emitted(
-        target, case.build(dense(1)), options, num_trials, batch=1024, prompt=prompt
-    )
+    prompt, seen = PROMPTS[1], np.zeros(512, dtype=np.int64)
+    for seed, case in enumerate(cases, 13):
+        options = DecodeOptions(
+            sampler=sampler, max_new_tokens=3, rule="rejection", shape=case.shape, seed=seed
+        )
+        tokens, _ = emitted(
+            target,
+            case.build(dense(1)),
+            options,
+            num_trials // len(cases),
+            batch=1024,
+            prompt=prompt,
+        )
+        seen += np.bincount(tokens @ np.array([64, 8, 1]), minlength=512)
     expected = joint_law(target, sampler, prompt, 3)
     codes = list(np.ndindex(8, 8, 8))
     probs = np.array([expected.get(code, 0.0) for code in codes])
-    seen = np.bincount(tokens @ np.array([64, 8, 1]), minlength=512)
-    assert_law(seen, probs, f"{case}, rule {rule}")
+    assert_law(seen, probs, " and ".join(map(str, cases)))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.kind == "independent"], ids=str)
 def test_sampled_continuations_of_draft_models(case: Case) -> None:
-    check_every_token(case, "rejection", 2_048)
+    check_every_token([case], 2_048)
+
+
+CERTAIN = itertools.groupby((case for case in CASES if not case.draws), lambda case: case.kind)
+GROUPS = [*([case] for case in CASES if case.draws), *(list(cases) for _, cases in CERTAIN)]
+"""Drafts that are certain draw no noise: those of one kind are judged together."""
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_sampled_continuations_of_every_drafter(case: Case) -> None:
+@pytest.mark.parametrize("cases", GROUPS, ids=lambda cases: "+".join(map(str, cases)))
+def test_sampled_continuations_of_every_drafter(cases: list[Case]) -> None:
     """With rejection; `match` gives the text of plain decoding (test_rows.py), which is `none`."""
-    check_every_token(case, "rejection", 24_576)
+    check_every_token(cases, 24_576)
 
 
 def test_shared_noise_is_caught_by_the_adversarial_draft(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forks import Forks
 from tests.net.test_verbs import KNOWN, assert_kept, keep, paths, settled
 
 pytest.importorskip("fastapi")
@@ -24,29 +23,15 @@ WORDS = "live serve --target speaker --dtype float64 --bias 0.2 --port 0 --token
 
 
 @pytest.fixture(scope="module")
-def server(old: Path) -> Iterator[str]:
+def server(old: Path, forks: Forks) -> Iterator[str]:
     """Its address. Interrupted at the end, it ends in order."""
-    command = [sys.executable, "-m", "draftsmith", *WORDS.split()]
-    process = subprocess.Popen(
-        command, cwd=old, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        said = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            found = re.search(r"127\.0\.0\.1:(\d+)", line)
-            if found:
-                break
-        else:
-            pytest.fail("".join(said))
-        yield f"127.0.0.1:{found[1]}"
+    with forks.command(*WORDS.split(), folder=old) as process:
+        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found, process.communicate(timeout=SECONDS)[1]
+        yield found[0]
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=SECONDS)
-        assert process.returncode == 130
-    finally:
-        process.kill()
-        process.wait()
+        _, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 130, errors
 
 
 class Talk:

@@ -50,10 +50,5 @@ def kill_while_saving(forks: Forks, folder: Path, times: int, seed: int) -> int:
 
 
 @pytest.mark.full
-def test_latest_always_loads_after_a_kill_while_saving(tmp_path: Path, forks: Forks) -> None:
-    assert kill_while_saving(forks, tmp_path, times=20, seed=0) > 0
-
-
-@pytest.mark.full
 def test_latest_always_loads_after_150_kills_while_saving(tmp_path: Path, forks: Forks) -> None:
     assert kill_while_saving(forks, tmp_path, times=150, seed=1) > 0
