@@ -581,7 +581,7 @@ def _check(flag: Flag, values: Sequence[str]) -> None:
         count = "a value" if len(kinds) == 1 else f"{len(kinds)} values, got {len(values)}"
         raise InputError(f"{flag.name} needs {count}")
     for kind, value in zip(kinds, values, strict=True):
-        _check_text(flag, value)
+        _check_word(flag, value)
         wanted: list[str] = []
         choices: list[str] = []
         for option in _alternatives(kind):
@@ -609,15 +609,11 @@ def _check(flag: Flag, values: Sequence[str]) -> None:
             raise InputError(f"{flag.name} must be {' or '.join(wanted)}, got {short(value)}{hint}")
 
 
-def _check_text(flag: Flag, value: str) -> None:
-    """A word of the command line may be any bytes, a text of ours is UTF-8. An empty one is what a
-    shell makes of a variable that is not set; as a path it would be the current folder."""
+def _check_word(flag: Flag, value: str) -> None:
+    """A word of the command line may be any bytes. An empty one is what a shell makes of a variable
+    that is not set; as a path it would be the current folder."""
     require(bool(value) or flag.default == "", f"{flag.name} must not be empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{flag.name} must be UTF-8 text, got {short(value)}") from None
-    require("\0" not in value, f"{flag.name} must not hold a NUL character, got {short(value)}")
+    check_text(value, flag.name)
     if Path in map(bare, get_args(flag.kind) or (flag.kind,)):
         try:
             os.lstat(value)
@@ -709,20 +705,20 @@ def is_whole(value: object) -> bool:
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
-def whole_at_least(least: int, **values: Any) -> None:
-    """Raise `InputError`, naming the argument, for one that is no integer, or too small."""
-    for name, value in values.items():
-        good = is_whole(value) and value >= least
-        require(good, f"{name} must be a whole number of at least {least}, got {short(value)}")
-
-
 def check_whole(text: str, where: str) -> None:
     """Raise `InputError` for half a character: half an emoji, written as an escape, is JSON but no
-    text, and no tokenizer or file takes it."""
+    text, and bytes that are not UTF-8 are read as such halves; no tokenizer or file takes them."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: expected whole characters, got a lone surrogate") from None
+    except UnicodeEncodeError as error:
+        half = f"it holds a lone surrogate, {error.object[error.start]!r}"
+        raise InputError(f"{where} is not UTF-8: {half}; convert the text") from None
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise `InputError` for what `check_whole` refuses, and for a NUL character."""
+    check_whole(text, where)
+    require("\0" not in text, f"{where} holds a NUL character: is it UTF-16, or no text?")
 
 
 def require_name(what: str, value: object) -> None:
@@ -767,11 +763,12 @@ def each_unused(needs: str, options: Configuration, *names: str) -> None:
         unused(f"--{name.replace('_', '-')}", getattr(options, name), defaults[name], needs)
 
 
-def at_least(least: int, flag: str, value: int | None, *, most: int = MOST) -> None:
-    """Raise InputError unless the value is None, or a count between `least` and `most`."""
-    if value is not None:
-        require(value >= least, f"{flag} must be at least {least}, got {value}")
-        require(value <= most, f"{flag} must be at most {most}, got {value}")
+def at_least(least: int, name: str, value: int, *, most: int = MOST) -> None:
+    """Raise InputError, naming the flag or argument, unless it is a whole number between `least`
+    and `most`."""
+    require(is_whole(value), f"{name} must be a whole number, got {short(value)}")
+    require(value >= least, f"{name} must be at least {least}, got {short(value)}")
+    require(value <= most, f"{name} must be at most {most}, got {short(value)}")
 
 
 def positive(flag: str, value: float | None) -> None:
@@ -780,7 +777,9 @@ def positive(flag: str, value: float | None) -> None:
     require(good, f"{flag} must be above 0, got {value}")
 
 
-def each_at_least(least: int, options: Configuration, *names: str) -> None:
-    """Check each of these fields with `at_least`."""
+def each_at_least(least: int, options: object, *names: str, most: int = MOST) -> None:
+    """Check each of these fields that is not None with `at_least`, by the name of its flag."""
     for name in names:
-        at_least(least, f"--{name.replace('_', '-')}", getattr(options, name))
+        value = getattr(options, name)
+        if value is not None:
+            at_least(least, f"--{name.replace('_', '-')}", value, most=most)

@@ -39,7 +39,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from draftsmith.config import as_dict, to_argv
+from draftsmith.config import as_dict, check_whole, to_argv
 from draftsmith.errors import BackendError, DraftsmithError, InputError
 
 _log = logging.getLogger(__name__)
@@ -304,11 +304,7 @@ def parse_json(text: str, where: str, **hooks: Any) -> Any:
     if deep:
         raise InputError(f"{where}: not JSON that can be read: its brackets are too deep")
     if _SURROGATE.search(text):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            what = "expected whole characters, got a lone surrogate"
-            raise InputError(f"{where}: {what}") from None
+        check_whole(json.dumps(value, ensure_ascii=False), f"{where}: a text in it")
     return value
 
 

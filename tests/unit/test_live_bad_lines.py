@@ -57,7 +57,7 @@ BAD = {
     '{"n": -1e999}\n': "line 2: expected a finite number",
     '{"nobody": "knows", "type": "Results", "event": [], "Text": 3}\n': "line 2",
     "[1, 2]\n": "line 2: expected a JSON object",
-    '{"text": "\\ud800"}\n': "line 2: expected whole characters",
+    '{"text": "\\ud800"}\n': "line 2: a text in it is not UTF-8",
 }
 
 

@@ -8,11 +8,12 @@ import math
 import pytest
 from tests.live_cases import a_stream, a_target, a_translator, from_scratch, updates
 
+from draftsmith.core.types import RowStats
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.config import DisplayConfig, LiveConfig
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.translator import LiveTranslator, SourceTooLong
+from draftsmith.live.translator import LiveTranslator, SourceTooLong, _WholeThenShort
 from draftsmith.targets.hf import HFTarget
 
 STREAMS = 60
@@ -68,6 +69,19 @@ def test_another_drafter_behind_the_divergence_changes_nothing(
             assert (one.full, one.accepted) == (other.full, other.accepted)
             redrafted += other.redrafted
     assert redrafted > 0
+
+
+def test_an_output_longer_than_a_draft_can_be_is_drafted_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch, target: HFTarget
+) -> None:
+    usual = [one.full for one in records(a_translator(target, bias=0.0), 3)]
+    monkeypatch.setattr("draftsmith.live.translator.MOST_NODES", 2)
+    pieces = records(a_translator(target, bias=0.0), 3)
+    assert [one.full for one in pieces] == usual
+    assert all(one.accepted <= one.drafted for one in pieces)
+    policy = _WholeThenShort(5, 1)
+    assert [policy.length(RowStats(steps=steps)) for steps in range(5)] == [2, 2, 2, 1, 1]
+    assert policy.max_length == 2
 
 
 def test_a_final_bias_of_nothing_gives_the_offline_text(target: HFTarget) -> None:

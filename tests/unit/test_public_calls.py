@@ -291,7 +291,7 @@ def test_samplers_without_laws_are_refused(name: str, value: Any) -> None:
 
 @cases(
     {
-        "n": [0, None, *WHOLE],
+        "n": [0, 10**12, None, *WHOLE],
         "temperature": ["1", None, math.nan, []],
         "top_k": [-2, None, *WHOLE],
         "seed": [-1, 2**63, *WHOLE],
@@ -315,8 +315,8 @@ def test_numpys_numbers_are_numbers() -> None:
 
 @cases(
     {
-        "widths": [(0,), (-1,), "3", 5, None, (1.5,), ("2",), [2], (True,)],
-        "paths": [((1,),), 5, ((),), ((0.5,),), [[0]]],
+        "widths": [(0,), (-1,), "3", 5, None, (1.5,), ("2",), [2], (True,), (10**9,), (9,) * 6],
+        "paths": [((1,),), 5, ((),), ((0.5,),), [[0]], tuple((n,) for n in range(5000))],
         "keep": [3, 0, "3"],
     }
 )
@@ -325,7 +325,7 @@ def test_shapes_that_are_none_are_refused(name: str, value: Any) -> None:
         TreeShape(**{name: value})
 
 
-@pytest.mark.parametrize("length", [-1, "5", 2.5, True])
+@pytest.mark.parametrize("length", [-1, "5", 2.5, True, None, 10**9])
 def test_a_chain_has_a_length(length: Any) -> None:
     with pytest.raises(InputError, match="length"):
         TreeShape.chain(length)

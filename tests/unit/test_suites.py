@@ -255,7 +255,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         "missing.jsonl": "does not exist",
         ".": "is a folder",
         "latin.txt": r"line 2 is not UTF-8 text \(byte 0xe9 at 3\)",
-        "binary.txt": "line 1: this is not a text file",
+        "binary.txt": "line 1 holds a NUL character",
         "text.jsonl.gz": "damaged or not a .gz file",
         "text.jsonl.xz": "damaged or not a .xz file",
         "short.jsonl.gz": "damaged or not a .gz file",
@@ -322,7 +322,7 @@ def test_prompts_of_the_command_line() -> None:
     assert [p.text for p in plain_prompts(["a", "b"])] == ["a", "b"]
     with pytest.raises(InputError, match="prompt 2 is empty"):
         plain_prompts(["a", " \n"])
-    with pytest.raises(InputError, match=r"prompt 2\b.*characters"):
+    with pytest.raises(InputError, match=r"prompt 2\b.*lone surrogate"):
         plain_prompts(["a", "caf\udce9"])
 
 

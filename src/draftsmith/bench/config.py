@@ -62,7 +62,7 @@ class BenchConfig(Configuration):
         self.drafting.check_assignments(drafters)
         require(bool(self.suite.strip()), "--suite must name a prompt file or an installed suite")
         each_at_least(1, self, "limit", "max_new_tokens", "batch_size", "repeats")
-        at_least(0, "--warmup", self.warmup)
+        each_at_least(0, self, "warmup")
         if not self.perplexity:
             self.drafting.refuse_range()
             return
@@ -117,7 +117,7 @@ class TuneConfig(Configuration):
             require(free, f"{flag} is what tune finds out: leave it out")
         self.drafting.check_assignments(drafters)
         require(bool(self.suite.strip()), "--suite must name a prompt file")
-        at_least(1, "--limit", self.limit)
-        at_least(2, "--max-new-tokens", self.max_new_tokens)
-        at_least(1, "--longest", self.longest, most=MOST_NODES)
+        each_at_least(1, self, "limit")
+        each_at_least(2, self, "max_new_tokens")
+        each_at_least(1, self, "longest", most=MOST_NODES)
         at_least(1, "--batch-sizes", min(self.sizes()))

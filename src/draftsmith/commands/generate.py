@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, Many, at_least, require
+from draftsmith.config import Leading, Many, each_at_least, require
 from draftsmith.core.config import SamplingConfig, check_temperature
 from draftsmith.data.prompts import plain_prompts
 from draftsmith.drafters.config import DraftingConfig
@@ -56,9 +56,7 @@ class GenerateOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_temperature(self.temperature)
-        at_least(1, "--max-new-tokens", self.max_new_tokens)
-        at_least(1, "--batch-size", self.batch_size)
-        at_least(1, "--limit", self.limit)
+        each_at_least(1, self, "max_new_tokens", "batch_size", "limit")
         given = bool(self.prompt) + (self.prompts is not None)
         require(given == 1, "give prompts either by --prompt TEXT or by --prompts FILE")
         require(all(self.prompt), "--prompt must not be empty")

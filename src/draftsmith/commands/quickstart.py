@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.commands._options import VerbOptions, holds_out
-from draftsmith.config import at_least
+from draftsmith.config import each_at_least
 from draftsmith.core.config import check_seed, parse_temperatures
 
 
@@ -45,8 +45,7 @@ class QuickstartOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         self.temperatures()
-        at_least(1, "--max-new-tokens", self.max_new_tokens)
-        at_least(1, "--limit", self.limit)
+        each_at_least(1, self, "max_new_tokens", "limit")
         check_seed(self.seed, "--seed")
 
 

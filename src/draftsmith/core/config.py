@@ -13,13 +13,13 @@ from typing import Any, Self
 from draftsmith.config import (
     LARGEST,
     Configuration,
+    at_least,
     check_plain,
     is_whole,
     parse_list,
     real_number,
     require,
     short,
-    whole_at_least,
     whole_number,
 )
 from draftsmith.errors import InputError, nearest
@@ -27,6 +27,8 @@ from draftsmith.plugins import RULES, plugin_names
 from draftsmith.provenance import read_json
 
 _DYNAMIC = re.compile(r"(\d+)x(\d+):(\d+)")
+MOST_CONTINUATIONS = 4096
+"""The most of one prompt: all are kept until the last is done."""
 MOST_NODES = 4096
 """The largest draft that may be asked for, as a chain or a tree: a step of N nodes has a mask of
 N * N."""
@@ -65,11 +67,16 @@ class TreeShape:
         if bool(self.paths and self.widths) or (self.keep is not None and not self.widths):
             raise InputError("a tree has either widths (and perhaps keep) or paths")
         if min((*self.widths, 1 if self.keep is None else self.keep)) < 1:
-            raise InputError(f"widths and keep are at least 1, got {self.widths}, {self.keep}")
+            raise InputError(
+                f"widths and keep are at least 1, got {short(self.widths)}, {self.keep}"
+            )
+        # the product of many large widths takes long
+        small = max((len(self.widths), self.keep or 0, *self.widths)) <= MOST_NODES
+        require(small and self.num_nodes <= MOST_NODES, f"a draft has at most {MOST_NODES} nodes")
 
     @classmethod
     def chain(cls, length: int) -> TreeShape:
-        whole_at_least(0, length=length)
+        at_least(0, "length", length, most=MOST_NODES)
         return cls(widths=(1,) * length)
 
     @property
@@ -136,10 +143,10 @@ def parse_tree(text: str) -> TreeShape:
         raise InputError(f"--draft-tree must be {FORMS}; got {short(text)}") from None
     if not widths or min(*widths, 1 if keep is None else keep) < 1:
         raise InputError(f"--draft-tree: every number must be at least 1, got {short(text)}")
-    large = max(*widths, len(widths), keep or 1) > MOST_NODES
-    if large or (shape := TreeShape(widths=widths, keep=keep)).num_nodes > MOST_NODES:
-        raise InputError(f"--draft-tree: a draft has at most {MOST_NODES} nodes, got {short(text)}")
-    return shape
+    try:
+        return TreeShape(widths=widths, keep=keep)
+    except InputError as error:
+        raise InputError(f"--draft-tree: {error}, got {short(text)}") from None
 
 
 def _read_tree(path: Path) -> TreeShape:
@@ -152,13 +159,10 @@ def _read_tree(path: Path) -> TreeShape:
         raise InputError(
             f"--draft-tree {path} must hold a list of paths, such as [[0], [1], [0, 0]]"
         )
-    require(
-        len(found) <= MOST_NODES, f"--draft-tree {path}: a draft has at most {MOST_NODES} nodes"
-    )
     paths = sorted({tuple(one) for one in found}, key=lambda one: (len(one), one))
     try:
         return TreeShape(paths=tuple(paths))
-    except ValueError as error:
+    except InputError as error:
         raise InputError(f"--draft-tree {path}: {error}") from None
 
 
@@ -298,7 +302,8 @@ class SamplingConfig(Warping, Configuration):
 
 def check_seed(value: int, name: str = "seed") -> None:
     """Raise `InputError` unless `value` can key random numbers."""
-    require(0 <= value < 2**63, f"{name} must be a whole number of 0 or more, got {value}")
+    good = is_whole(value) and 0 <= value < 2**63
+    require(good, f"{name} must be a whole number of 0 or more, got {short(value)}")
 
 
 def parse_temperatures(text: str, name: str = "--temperature") -> tuple[float, ...]:
@@ -366,7 +371,7 @@ class SamplingParams(Warping):
             ids is None or (isinstance(ids, Collection) and all(map(is_whole, ids))),
             f"stop_token_ids must be a list of whole numbers, got {ids!r}",
         )
-        require(self.n >= 1, f"n must be at least 1, got {self.n}")
+        at_least(1, "n", self.n, most=MOST_CONTINUATIONS)
         check_temperature(self.temperature, "temperature")
         require(
             self.n == 1 or self.temperature > 0,

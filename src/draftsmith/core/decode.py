@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.config import check_plain, require, require_kind, short, whole_at_least
+from draftsmith.config import at_least, check_plain, require, require_kind, short
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.config import check_seed
 from draftsmith.core.law import Noise
@@ -81,7 +81,7 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         check_plain(self)
-        whole_at_least(1, max_new_tokens=self.max_new_tokens)
+        at_least(1, "max_new_tokens", self.max_new_tokens)
         check_seed(self.seed)
         require_kind("sampler", self.sampler, Sampler, ", such as Sampler.from_params(params)")
         if self.verifier_sampler is not None:

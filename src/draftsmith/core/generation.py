@@ -17,7 +17,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
-from draftsmith.config import check_whole, is_whole, require, require_kind, whole_at_least
+from draftsmith.config import at_least, check_whole, is_whole, require, require_kind
 from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, check_target, decode
 from draftsmith.core.rows import StopStrings, check_prompt, several
@@ -171,7 +171,7 @@ def generate(
     """
     check_target(target)
     require_kind("options", options, DecodeOptions)
-    whole_at_least(1, batch_size=batch_size)
+    at_least(1, "batch_size", batch_size)
     prompts, predictions = several(prompts, "prompts"), several(predictions, "predictions")
     if predictions and len(predictions) != len(prompts):
         raise InputError(f"{len(prompts)} prompts need as many predictions, not {len(predictions)}")

@@ -46,15 +46,6 @@ def read_records(path: Path, kind: type[T]) -> Iterator[T]:
             raise error if where in str(error) else InputError(f"{where}: {error}") from None
 
 
-def check_line(line: str, where: str) -> None:
-    """Raise InputError for a line that is not UTF-8 (read with `surrogateescape`), or has a NUL
-    character."""
-    if not line.isascii() and any("\ud800" <= char <= "\udfff" for char in line):
-        raise InputError(f"{where} is not UTF-8: convert the text, or its recogniser's output")
-    if "\0" in line:
-        raise InputError(f"{where} holds a NUL character: is it UTF-16, or no text?")
-
-
 def write_objects(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
     """Write one object per line, atomically."""
     lines = [json.dumps(values, ensure_ascii=False) + "\n" for values in objects]

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from draftsmith.config import Configuration, require
+from draftsmith.config import Configuration, check_text, require
 from draftsmith.errors import InputError
 from draftsmith.provenance import parse_json
 
@@ -163,8 +163,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
         for number, raw in enumerate(file, start=1):
             where = f"{path}, line {number}"
             line = _decoded(raw, "utf-8-sig" if number == 1 else "utf-8", where)
-            if "\0" in line:
-                raise InputError(f"{where}: this is not a text file")
+            check_text(line, where)
             yield where, line.rstrip("\r\n")
 
 

@@ -11,7 +11,6 @@ from draftsmith.config import (
     Configuration,
     Duration,
     Many,
-    at_least,
     each_at_least,
     each_unused,
     parse_bytes,
@@ -65,7 +64,7 @@ class ArchitectureConfig(Configuration):
     def validate(self) -> None:
         names = "heads kv_heads hidden intermediate context vocab_subset".split()
         each_at_least(1, self, *names)
-        at_least(1, "--layers", self.layers, most=_MOST_LAYERS)
+        each_at_least(1, self, "layers", most=_MOST_LAYERS)
         init = self.init
         require(
             init == "random" or (init.startswith("subclone:") and init != "subclone:"),
@@ -73,7 +72,7 @@ class ArchitectureConfig(Configuration):
         )
         whole = self.vocab_subset is None or self.tokenizer is not None
         require(whole, "--vocab-subset needs --tokenizer")
-        at_least(300, "--vocab-size", self.vocab_size)
+        each_at_least(300, self, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class ScheduleConfig(Configuration):
         good = all(0 <= beta < 1 for beta in self.betas)
         require(good, f"--betas must be at least 0 and below 1, got {self.betas}")
         each_at_least(1, self, "gradient_accumulation", "batch_tokens")
-        at_least(0, "--warmup", self.warmup)
+        each_at_least(0, self, "warmup")
         require(
             self.deepspeed is None,
             "--deepspeed is no longer supported, because DeepSpeed cannot resume a run: start "
@@ -212,7 +211,7 @@ class KeptConfig(Configuration):
         return parse_list(self.features, str, name="--features") if self.features else ()
 
     def validate(self) -> None:
-        at_least(0, "--top-k", self.top_k)
+        each_at_least(0, self, "top_k")
         self.feature_words()
 
 
@@ -238,8 +237,7 @@ class ScaleConfig(Configuration):
     def validate(self) -> None:
         if not self.ray:
             each_unused("--ray", self, "workers")
-        at_least(1, "--shard-size", self.shard_size)
-        at_least(1, "--workers", self.workers)
+        each_at_least(1, self, "shard_size", "workers")
         self.most_bytes()
 
 
@@ -326,8 +324,8 @@ class RunConfig(Configuration):
 
     def validate(self) -> None:
         super().validate()
-        at_least(1, "--save-every", self.save_every)
-        at_least(0, "--eval-every", self.eval_every)
+        each_at_least(1, self, "save_every")
+        each_at_least(0, self, "eval_every")
         check_seed(self.seed, "--seed")
 
 
@@ -459,7 +457,7 @@ class DistillConfig(RunConfig):
         if self.reads_logprobs:
             needs = "--laws states, --laws teacher or --online (`collect` has a --top-k of its own)"
             each_unused(needs, self, "top_k")
-        at_least(0, "--top-k", self.top_k)
+        each_at_least(0, self, "top_k")
         require(
             self.laws != "states" or not self.online,
             "--laws states is for a --store: leave it out with --online",
@@ -490,10 +488,11 @@ class DistillConfig(RunConfig):
 
 def check_continuation(wanted: CollectConfig | CollectSettings) -> None:
     """Raise InputError for a value out of its range, by the name of its flag."""
-    at_least(1, "--samples", wanted.samples, most=_MOST_SAMPLES)
-    at_least(1, "--beams", None if wanted.beams == "auto" else wanted.beams, most=_MOST_BEAMS)
-    at_least(1, "--max-beams", wanted.max_beams, most=_MOST_BEAMS)
-    at_least(1, "--max-new-tokens", wanted.max_new_tokens)
+    each_at_least(1, wanted, "samples", most=_MOST_SAMPLES)
+    if wanted.beams != "auto":
+        each_at_least(1, wanted, "beams", most=_MOST_BEAMS)
+    each_at_least(1, wanted, "max_beams", most=_MOST_BEAMS)
+    each_at_least(1, wanted, "max_new_tokens")
     require(0 < wanted.top_p <= 1, f"--top-p must be above 0 and at most 1, got {wanted.top_p}")
     require(wanted.mass_gain > 0, f"--mass-gain must be above 0, got {wanted.mass_gain}")
     good = abs(wanted.length_penalty) <= 10  # lengths to that power are numbers

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from draftsmith.config import MOST, Configuration, at_least, require
+from draftsmith.config import Configuration, at_least, each_at_least, require
 from draftsmith.core.config import MOST_NODES, check_bias
 from draftsmith.data.prompts import check_prompt
 from draftsmith.errors import InputError
@@ -34,7 +34,7 @@ class PromptConfig(Configuration):
         require(bool(self.language.strip()), "--language must not be empty")
         if self.template not in ("auto", "mini", "instruction", "chat"):
             check_prompt(self.template, "--template must be auto, mini, instruction, chat, or")
-        at_least(0, "--context", self.context)
+        each_at_least(0, self, "context")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class RedraftConfig(Configuration):
         for name, bias in (("final", self.final_bias), ("revision", self.revision_bias)):
             if bias is not None:
                 check_bias(bias, f"--{name}-bias")
-        at_least(0, "--resync", self.resync, most=MOST_NODES)
+        each_at_least(0, self, "resync", most=MOST_NODES)
         share = 0 <= self.min_common <= 1
         require(share, f"--min-common must lie between 0 and 1, got {self.min_common}")
         good = math.isfinite(self.max_ratio) and self.max_ratio >= 0
@@ -83,9 +83,8 @@ class MaskConfig(Configuration):
     def validate(self) -> None:
         if self.unit not in get_args(Unit):
             raise InputError(f"--unit must be one of {', '.join(get_args(Unit))}: {self.unit!r}")
-        for flag, least, count in (("--mask-k", 0, self.mask_k), ("--agree", 2, self.agree)):
-            good = count is None or (isinstance(count, int) and least <= count <= MOST)
-            require(good, f"{flag} must be a whole number of {least} or more, got {count!r}")
+        each_at_least(0, self, "mask_k")
+        each_at_least(2, self, "agree")
         hides = self.mask_k == 0 or self.agree is None
         require(hides, "--mask-k and --agree are two ways to hide: choose one")
 
@@ -129,7 +128,7 @@ class LiveConfig(RedraftConfig):
     def validate(self) -> None:
         super().validate()
         check_bias(self.bias, "--bias")
-        at_least(0, "--context", self.context)
+        each_at_least(0, self, "context")
         at_least(0, "trim_draft", self.trim_draft)
         at_least(1, "max_extra", self.max_extra)
         if self.resync and not self.redraft:
@@ -167,8 +166,7 @@ class SessionLimits(Configuration):
         return 4 * self.per_address
 
     def validate(self) -> None:
-        at_least(1, "--sessions", self.sessions)
-        at_least(1, "--per-address", self.per_address)
+        each_at_least(1, self, "sessions", "per_address")
         good = math.isfinite(self.keep_seconds) and self.keep_seconds >= 0
         require(good, f"--keep-seconds must be 0 or more, got {self.keep_seconds}")
 

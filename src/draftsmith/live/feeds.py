@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from draftsmith.config import from_dict
-from draftsmith.data.jsonl import check_line, parse_object
+from draftsmith.config import check_text, from_dict
+from draftsmith.data.jsonl import parse_object
 from draftsmith.errors import InputError, nearest
 from draftsmith.live.records import Hypothesis, check_order
 
@@ -59,7 +59,7 @@ class Feed(abc.ABC):
         for number, line in enumerate(lines, 1):
             where = f"line {number}"
             try:
-                check_line(line, where)
+                check_text(line, where)
                 if self.plain or line.strip():
                     yield from self.parse(line if self.plain else parse_object(line, where))
             except InputError as error:

@@ -18,7 +18,7 @@ from itertools import chain, pairwise
 from operator import itemgetter
 from typing import Any
 
-from draftsmith.config import check_whole
+from draftsmith.config import check_text
 from draftsmith.data.prompts import MINI, Message, check_prompt, filled, render_chat
 from draftsmith.errors import InputError
 from draftsmith.live.config import PromptConfig
@@ -73,7 +73,7 @@ class Template:
             InputError: the source is not valid Unicode.
         """
         for text in (source, *(side for pair in context for side in pair)):
-            check_text(text)
+            check_text(text, "the text")
         outside: list[str] = []
 
         def mark(text: str) -> str:
@@ -132,10 +132,3 @@ class Template:
                 if first >= end:
                     break
                 yield max(begin + 1, first)
-
-
-def check_text(text: str) -> None:
-    """Raise InputError for a text that no tokenizer can encode."""
-    check_whole(text, "the text")
-    if "\0" in text:
-        raise InputError("the text holds a NUL character")

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, cast
 
+from draftsmith.config import check_text
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.lossy_rules import biased_rule
 from draftsmith.core.rows import common_prefix
@@ -46,7 +48,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.live.config import LiveConfig
 from draftsmith.live.display import Display, Shown, without_thoughts, word_ends
 from draftsmith.live.records import UpdateRecord
-from draftsmith.live.templates import Template, check_text
+from draftsmith.live.templates import Template
 
 KEPT_SEGMENTS = 200
 """Finished segments that are kept for the prompt's context."""
@@ -115,7 +117,7 @@ class InFlightUpdate:
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of `UpdateRecord` that follow from what was decoded."""
-        drafted = self.offered[0] if self.draft and self.offered else 0
+        drafted = sum(self.offered[: _steps_of(len(self.draft))])
         accepted = sum(origin == ALIGNED for origin in self.origins) if self.draft else 0
         forwards, offered = len(self.offered), sum(self.offered)
         return {
@@ -128,19 +130,25 @@ class InFlightUpdate:
         }
 
 
+def _steps_of(num_drafted: int) -> int:
+    """Steps that draft a last output: one, unless it is longer than a draft can be."""
+    return math.ceil(num_drafted / MOST_NODES)
+
+
 @dataclass(frozen=True, slots=True)
 class _WholeThenShort(LengthPolicy):
-    """Drafts the whole last output in the first step, at most `later` tokens after it."""
+    """Drafts the whole last output first, at most `later` tokens in a step after that."""
 
     whole: int
     later: int
 
     def length(self, stats: RowStats) -> int:
-        return self.whole if stats.steps == 0 and self.whole else self.later
+        goes_on = stats.steps < _steps_of(self.whole)
+        return min(self.whole, MOST_NODES) if goes_on else self.later
 
     @property
     def max_length(self) -> int:
-        return max(self.whole, self.later)
+        return min(max(self.whole, self.later), MOST_NODES)
 
 
 class LiveEngine:
@@ -410,7 +418,7 @@ class LiveTranslator:
         Raises:
             InputError: the text cannot be encoded.
         """
-        check_text(source)
+        check_text(source, "the text")
         return (source if source.strip() else self.source) or None
 
     def is_known(self, source: str) -> bool:

@@ -22,9 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from draftsmith.config import from_dict
+from draftsmith.config import check_text, from_dict
 from draftsmith.errors import DraftsmithError, InputError, nearest
-from draftsmith.live.templates import check_text
 
 VERSION = 1
 MOST_BYTES = 64 * 1024
@@ -182,7 +181,7 @@ def parse(frame: str) -> Message:
     code, where = "bad_text", f"the {kind} message"
     try:
         if kind == "source" and isinstance(values.get("text"), str):
-            check_text(values["text"])
+            check_text(values["text"], "the text")
         code = "bad_field"
         if kind in ("start", "config"):  # settings are keys of the message itself
             if "settings" in values:

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.config import require, require_kind, whole_at_least
+from draftsmith.config import at_least, require, require_kind
 from draftsmith.core.cache import Block, KVCache, KVSpec
+from draftsmith.core.config import check_seed
 from draftsmith.core.types import Signals, TargetOutput
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class TabularTarget:
         end_ids: frozenset[int] = frozenset(),
         max_length: int | None = None,
     ) -> None:
-        whole_at_least(1, vocab_size=vocab_size)
-        whole_at_least(0, order=order, seed=seed)
+        at_least(1, "vocab_size", vocab_size)
+        at_least(0, "order", order)
+        check_seed(seed)
         self.vocab_size, self.order = vocab_size, order
         self.end_ids, self.max_length = end_ids, max_length
         generator = torch.Generator().manual_seed(seed)
@@ -143,8 +145,11 @@ def tiny_target(
     end_ids: frozenset[int] = frozenset(),
 ) -> HFTarget:
     """A random Llama of a few thousand parameters, without tokenizer."""
-    whole_at_least(1, vocab_size=vocab_size, layers=layers, hidden=hidden, max_length=max_length)
-    whole_at_least(0, seed=seed)
+    at_least(1, "vocab_size", vocab_size)
+    at_least(1, "layers", layers)
+    at_least(1, "hidden", hidden)
+    at_least(1, "max_length", max_length)
+    check_seed(seed)
     require(hidden % 8 == 0, f"hidden must be a multiple of 8 (4 heads), got {hidden}")
     require_kind("dtype", dtype, torch.dtype, ", such as torch.float64")
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, at_least
+from draftsmith.config import Leading, each_at_least
 from draftsmith.core.config import check_seed
 from draftsmith.data.jsonl import write_objects
 from draftsmith.data.prompts import MINI, check_prompt, filled
@@ -47,7 +47,7 @@ class LiveMakeExamplesOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_prefixes(self.prefixes)
-        at_least(1, "--limit", self.limit)
+        each_at_least(1, self, "limit")
         check_seed(self.seed, "--seed")
         check_prompt(self.template, "--template")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, at_least
+from draftsmith.config import Leading, each_at_least
 from draftsmith.core.config import check_seed
 from draftsmith.data.text import read_text
 from draftsmith.live.config import check_stream
@@ -40,7 +40,7 @@ class LiveMakeStreamOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         check_stream(self.lag, self.rewrites)
-        at_least(1, "--limit", self.limit)
+        each_at_least(1, self, "limit")
         check_seed(self.seed, "--seed")
 
 

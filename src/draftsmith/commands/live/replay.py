@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 
 from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import write_csv
-from draftsmith.config import Leading, at_least, parse_list, require, unused
+from draftsmith.config import Leading, at_least, each_at_least, parse_list, require, unused
 from draftsmith.core.config import check_bias
 from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError, naming
@@ -70,7 +70,7 @@ class LiveReplayOptions(VerbOptions):
             check_bias(bias, "--bias")
         for hidden in self.masks():
             at_least(0, "--mask-k", hidden)
-        at_least(1, "--limit", self.limit)
+        each_at_least(1, self, "limit")
         if "ssbd" not in self.methods():
             unused("--bias", self.bias, "0.2", "ssbd in --compare")
             unused("--mask", self.mask, "display", "ssbd in --compare")
@@ -94,10 +94,10 @@ def run(options: LiveReplayOptions) -> dict[str, Any]:
     from draftsmith.live.replay import Method, maker, replay, settings, table
     from draftsmith.targets.hf import open_model
 
+    record = start_run("live replay", options)
     parts = read_stream(options.stream, options.limit)
     if any(one.reference for part in parts for one in part):
         sacrebleu_metrics()  # fail before hours of decoding
-    record = start_run("live replay", options)
     target = open_model(options.model)
     methods = [known for known in get_args(Method) if known in options.methods()]
     wanted = settings(methods, options.biases(), options.masks(), options.mask)

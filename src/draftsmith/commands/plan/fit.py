@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import finish, interval, say, show, show_values
-from draftsmith.config import Leading, at_least
+from draftsmith.config import Leading, each_at_least
 from draftsmith.core.config import check_seed
 from draftsmith.provenance import start_run
 
@@ -28,7 +28,7 @@ class PlanFitOptions(VerbOptions):
 
     def validate(self) -> None:
         super().validate()
-        at_least(20, "--bootstrap", self.bootstrap, most=100_000)
+        each_at_least(20, self, "bootstrap", most=100_000)
         check_seed(self.seed, "--seed")
 
 

@@ -37,7 +37,7 @@ from draftsmith.commands.collect import CollectOptions
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.commands.plan.check import PlanCheckOptions
 from draftsmith.commands.pretrain import PretrainOptions
-from draftsmith.config import at_least, parse_count, positive, require, to_argv, unused
+from draftsmith.config import each_at_least, parse_count, positive, require, to_argv, unused
 from draftsmith.data.text import TextConfig
 from draftsmith.distill.config import ArchitectureConfig, ScheduleConfig
 from draftsmith.distill.model_sizes import (
@@ -128,7 +128,7 @@ class PlanLadderOptions(VerbOptions):
                 parse_count(getattr(self, name), f"--{name.replace('_', '-')}")
         for name in ("hours", "tokens_per_second", "cost_floor"):
             positive(f"--{name.replace('_', '-')}", getattr(self, name))
-        at_least(1, "--vocab-size", self.vocab_size)
+        each_at_least(1, self, "vocab_size")
         require("," not in str(self.out), f"--out must not hold a comma, got {self.out}")
 
 
