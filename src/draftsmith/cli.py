@@ -100,7 +100,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             code = _dispatch(words)
     except SystemExit as end:  # by tyro, which has printed a help; by rich, whose reader has gone
         gone = isinstance(end.__context__, BrokenPipeError)
-        code = 0 if gone or not isinstance(end.code, int) else end.code
+        if gone or end.code is None:
+            code = 0
+        elif isinstance(end.code, int):
+            code = end.code
+        else:  # `sys.exit("text")`: Python would print it, and end with 1
+            failed = BackendError(f"an installed package ended the command: {end.code}")
     except (Exception, KeyboardInterrupt) as error:
         failed = error
     lost = _lost_output()

@@ -303,6 +303,15 @@ def test_an_endless_sentence_is_cut(doctor: Any, capsys: pytest.CaptureFixture[s
     assert err.startswith("draftsmith: --rule") and len(err) < 3000
 
 
+def test_a_package_that_exits_with_a_text_is_a_failure(
+    doctor: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doctor(lambda options: sys.exit("no licence was found"))
+    assert code_of("doctor") == 3
+    said = "draftsmith: an installed package ended the command: no licence was found\n"
+    assert capsys.readouterr().err == said
+
+
 def test_messages_of_loggers_go_bare_to_stderr_and_only_while_a_verb_runs(
     doctor: Callable[[Callable[[DoctorOptions], Any]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
