@@ -10,7 +10,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from starlette.websockets import WebSocketDisconnect
@@ -156,9 +156,12 @@ def asked(served: Served, path: str, *hosts: str) -> Iterator[http.client.HTTPRe
         yield connection.getresponse()
 
 
-ACCESS = AccessPolicy(host="Speaker.example", origins=("https://captions.example",))
+ACCESS = AccessPolicy(
+    host="Speaker.example", origins=("https://captions.example", "http://192.0.2.5:8080")
+)
 OWN = ("127.0.0.1", "127.0.0.2:80", "localhost", "LOCALHOST:8765", "[::1]", "[::1]:8765")
-NAMED = ("speaker.example", "SPEAKER.example:8765", "captions.example")
+NAMED = ("speaker.example", "SPEAKER.example:8765", "captions.example", "192.0.2.5:8080")
+"""The last is an address that is mapped to the server's."""
 OTHERS = (
     *("elsewhere.example", "localhost.elsewhere.example", "8.8.8.8", "[::2]", "[", "", "0.0.0.0"),
     *("localhost@elsewhere.example", "elsewhere.example@localhost", "localhost/x", "localhost:x"),
@@ -296,7 +299,7 @@ def test_connections_are_counted() -> None:
 
 
 def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftsmith.serve.app.REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr("draftsmith.serve.app.ARRIVAL_SECONDS", 0.1)
     with Served() as served:
         for begun in (b"", b"GET / HTTP/1.1\r\nHost: loc"):
             with socket.create_connection(("127.0.0.1", served.port), timeout=WAIT) as one:
@@ -310,7 +313,7 @@ def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_who_does_not_end_the_next_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftsmith.serve.app.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("draftsmith.serve.app.ARRIVAL_SECONDS", 0.3)
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
     with Served() as served, socket.create_connection(("127.0.0.1", served.port), WAIT) as one:
         one.sendall(request + b"\r\n")
@@ -331,6 +334,8 @@ def test_a_burst_of_frames_lets_others_come_between() -> None:
         left, seen = frames, 0
 
         class Socket:
+            scope: ClassVar[dict[str, Any]] = {}
+
             async def receive(self) -> dict[str, str]:
                 nonlocal left
                 left -= 1
@@ -350,7 +355,7 @@ def test_a_burst_of_frames_lets_others_come_between() -> None:
         waiting.cancel()
         return seen
 
-    assert asyncio.run(turns(500)) > 400
+    assert asyncio.run(turns(100)) > 80
 
 
 @pytest.mark.parametrize("frame", [b"\x00\x80", b"\x89\x80"], ids=["parts", "pings"])
@@ -405,17 +410,17 @@ def test_health_metrics_and_unknown_pages() -> None:
 
 
 def test_a_slow_reader_gets_the_newest_of_each_segment_and_no_more_than_fits() -> None:
-    async def read() -> tuple[list[Any], list[Any]]:
+    def read() -> tuple[list[Any], list[Any]]:
         outbox = Outbox()
         outbox.state = lambda: {"type": "full_state"}
         for rev in range(1000):
             outbox.put({"type": "update", "seg": rev % 3, "rev": rev})
-        few = [await outbox.next() for _ in range(3)]
+        few = [outbox.next() for _ in range(3)]
         for number in range(MOST + 5):
             outbox.put({"type": "coalesced", "seg": 0, "revs": [number]})
-        return few, [await outbox.next() for _ in range(6)]
+        return few, [outbox.next() for _ in range(6)]
 
-    few, after = asyncio.run(read())
+    few, after = read()
     assert {one["seg"]: one["rev"] for one in few} == {0: 999, 1: 997, 2: 998}
     assert after[0] == {"type": "full_state"}
     assert [one["revs"] for one in after[1:]] == [[MOST + n] for n in range(5)]
@@ -429,7 +434,7 @@ def test_the_state_is_computed_for_who_reads_it() -> None:
     for _ in range(10 * MOST):
         outbox.put({"type": "pong"})
     assert not asked
-    assert asyncio.run(outbox.next())["type"] == "full_state" and len(asked) == 1
+    assert outbox.next()["type"] == "full_state" and len(asked) == 1
 
 
 @pytest.mark.parametrize("frame", [{"type": "\ue000" * 20_000}, {"type": "ping", "x" * 60_000: 1}])
@@ -440,11 +445,11 @@ def test_a_refusal_repeats_little_of_what_was_sent(frame: dict[str, Any]) -> Non
 
 
 def test_what_takes_the_place_of_an_update_goes_to_the_end_of_the_line() -> None:
-    async def read() -> list[Any]:
+    def read() -> list[Any]:
         outbox = Outbox()
         outbox.put({"type": "update", "seg": 0, "rev": 0})
         outbox.put({"type": "coalesced", "seg": 0, "revs": [1]})
         outbox.put({"type": "update", "seg": 0, "rev": 2})
-        return [await outbox.next() for _ in range(2)]
+        return [outbox.next() for _ in range(2)]
 
-    assert [one["type"] for one in asyncio.run(read())] == ["coalesced", "update"]
+    assert [one["type"] for one in read()] == ["coalesced", "update"]

@@ -12,10 +12,18 @@ from typing import Any
 import pytest
 
 from draftsmith.live.metrics import CHARACTERS, report
+from draftsmith.live.records import UpdateRecord
 from draftsmith.live.templates import Template
 from draftsmith.live.translator import InFlightUpdate, LiveTranslator
-from draftsmith.serve.protocol import MOST_BYTES, Refused, Settings, Source
-from draftsmith.serve.sessions import MOST_TEXT, LiveSession, PendingUpdate
+from draftsmith.serve.protocol import MOST_BYTES, Outbox, Refused, Settings, Source
+from draftsmith.serve.scheduler import ADDRESS_TEXT, FORWARD, INTAKE, Scheduler
+from draftsmith.serve.sessions import (
+    MOST_STATE,
+    MOST_TEXT,
+    LiveSession,
+    PendingUpdate,
+    SessionManager,
+)
 from tests.forks import Forks
 from tests.live_cases import a_target
 from tests.serve.command import Running
@@ -54,7 +62,7 @@ def endless(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
 def test_a_source_that_cannot_fit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = a_manager()
     session = LiveSession("one", Settings(), manager._make, lambda _: None)
-    session.outboxes[object()] = True  # type: ignore[index]
+    session.outboxes[Outbox()] = True
     encoded = counting_encodes(monkeypatch)
     for seg in range(3):
         for rev in range(65):
@@ -89,6 +97,31 @@ def test_what_is_remembered_is_bounded_and_the_newest_is_among_it() -> None:
     for newer in small[1:]:
         last = newer.replacing(last)
     assert len(last.coalesced) == 39, "what is short is kept in full"
+
+
+def test_a_state_is_bounded_by_characters_and_the_newest_segments_are_in_it() -> None:
+    manager = a_manager()
+    (session,) = waiting(manager, "here", 1)
+    record = UpdateRecord(
+        seg=0,
+        rev=0,
+        source=BIG,
+        final=True,
+        tokens=0,
+        drafted=0,
+        accepted=0,
+        output=(),
+        full=BIG,
+        shown=BIG,
+    )
+    for seg in range(30):
+        session._emit_update(replace(record, seg=seg), waited=0.0)
+    kept = session.full_state()["segments"]
+    assert [one["seg"] for one in kept] == [*range(30 - len(kept), 30)]
+    assert MOST_STATE - 2 * len(BIG) < 2 * len(BIG) * len(kept) <= MOST_STATE
+    huge = "a" * 2 * MOST_STATE
+    session._emit_update(replace(record, seg=30, full=huge, shown=huge), waited=0.0)
+    assert [one["seg"] for one in session.full_state()["segments"]] == [30]
 
 
 def test_what_waits_is_bounded_by_characters() -> None:
@@ -252,6 +285,107 @@ def test_who_opens_many_sessions_is_served_no_sooner(
         alone = talk.hear("update")["stats"]["forwards"]
         forwards = sum(name == "forward" for name, _ in did[before : after[0]])
         assert forwards < 2 * alone + 20
+
+
+def waiting(manager: SessionManager, address: str, number: int, *texts: str) -> list[LiveSession]:
+    """Sessions of an address, each with these finals pending."""
+    sessions = []
+    for _ in range(number):
+        name = str(len(manager.scheduler._sessions))
+        session = LiveSession(name, Settings(), manager._make, lambda _: None)
+        session.address = address
+        session.outboxes[Outbox()] = True
+        for seg, text in enumerate(texts):
+            session.add(Source(seg=seg, rev=0, text=text, final=True))
+        manager.scheduler.add(session)
+        sessions.append(session)
+    return sessions
+
+
+def turns(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch, number: int
+) -> list[list[LiveSession]]:
+    """Whose things each turn took in."""
+    taken: list[list[LiveSession]] = []
+    take_in = LiveSession.take_in
+
+    def taking(session: LiveSession) -> Any:
+        taken[-1].append(session)
+        return take_in(session)
+
+    monkeypatch.setattr(LiveSession, "take_in", taking)
+    monkeypatch.setattr("draftsmith.serve.scheduler.SLICE", 1)
+    for _ in range(number):
+        taken.append([])
+        manager.scheduler.turn()
+    return taken
+
+
+@pytest.mark.parametrize("words", [1, 20, 500])
+def test_many_sessions_of_an_address_take_in_no_more_than_one_may(
+    monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
+    manager, text = a_manager(sessions=64), "the cat " * words
+    for address in ("many", "few"):
+        waiting(manager, address, 30 if address == "many" else 1, *[text] * 4)
+    for taken in turns(manager, monkeypatch, 40):
+        mine = [one for one in taken if one.address == "many"]
+        assert max(len(text), INTAKE) * (len(mine) - 1) < ADDRESS_TEXT
+
+
+def test_settings_count_as_something_that_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = a_manager(sessions=64)
+    for session in waiting(manager, "many", 60):
+        session.configure(Settings(mask_k=2))
+    sizes = [*map(len, turns(manager, monkeypatch, 6))]
+    assert max(sizes) == ADDRESS_TEXT // INTAKE and sum(sizes) == 60
+
+
+def test_one_session_of_each_address_comes_before_the_second_of_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = a_manager(sessions=64)
+    waiting(manager, "many", 9, *["the cat"] * 9)
+    others = [waiting(manager, name, 1, "the cat")[0] for name in ("one", "two")]
+    (first, *_) = turns(manager, monkeypatch, 1)
+    assert {one.address for one in first[:3]} == {"many", "one", "two"}
+    batches = [batch.sessions for batch in manager.scheduler._running]
+    assert others in batches and all(
+        len({s.address for s in one}) == 1 or one == others for one in batches
+    )
+
+
+def test_the_oldest_batch_goes_on_for_a_third_of_what_others_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many rows its forwards have."""
+    manager, work = a_manager(sessions=64), {"many": 0, "one": 0}
+    monkeypatch.setattr(manager.target, "end_ids", frozenset())
+    step = Scheduler._step
+
+    def counting(scheduler: Scheduler, batch: Any) -> None:
+        work[batch.sessions[0].address] += batch.next_work
+        step(scheduler, batch)
+
+    waiting(manager, "many", ADDRESS_TEXT // INTAKE, "the cat sat on the mat")
+    turns(manager, monkeypatch, 30)  # it has had more than the other one needs
+    monkeypatch.setattr(Scheduler, "_step", counting)
+    (one,) = waiting(manager, "one", 1, "the dog")
+    while not one.last_id:
+        manager.scheduler.turn()
+    rows = FORWARD + ADDRESS_TEXT // INTAKE
+    assert work["one"] / 3 - 2 * rows < work["many"] < work["one"] / 3 + 2 * rows
+
+
+def test_who_opens_one_session_after_the_other_does_not_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = a_manager(sessions=64)
+    (old,) = waiting(manager, "here", 1, "the", "the cat", "the cat sat")
+    turns(manager, monkeypatch, 300)
+    old.add(Source(seg=9, rev=0, text="the dog", final=True))
+    waiting(manager, "here", 3, "the")
+    assert manager.scheduler.ready()[0] is old
 
 
 def test_many_small_updates_do_not_stop_a_long_one(

@@ -20,6 +20,7 @@ from draftsmith.live.display import (
     DisplayConfig,
     Shown,
     borders,
+    without_thoughts,
     word_borders,
     word_ends,
 )
@@ -404,3 +405,21 @@ def test_agreement_of_two_never_takes_back_what_the_new_output_says_too(
         text = display.show(list(output.encode()), final=False).shown
         assert len(text) >= shared(before, output)
         before = text
+
+
+def test_a_long_thought_is_read_a_few_times() -> None:
+    read: list[int] = []
+
+    class Letters:
+        def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+            read.append(len(tokens))
+            return "".join(map(chr, tokens))
+
+    thought = f"\n<think>{'Hm. ' * 500}</think>\n "
+    for text, answer in (
+        (f"{thought}The cat.", "The cat."),
+        (thought, ""),
+        ("The cat.", "The cat."),
+    ):
+        assert without_thoughts([*map(ord, text)], Letters()) == tuple(map(ord, answer))
+    assert sum(read) < 30 * len(thought)

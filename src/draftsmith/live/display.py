@@ -22,7 +22,7 @@ every cluster of such a script counts as a word, with the punctuation around it.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
@@ -104,13 +104,15 @@ def without_thoughts(tokens: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
     def text(upto: int) -> str:
         return str(tokenizer.decode(list(tokens[:upto]), skip_special_tokens=False)).lstrip()
 
+    def answers(upto: int) -> bool:
+        _, closed, answer = text(upto).partition(_THOUGHT)
+        return bool(closed and answer.strip())
+
     if not text(len(_THINKS) + 2).startswith(_THINKS):  # a token is a byte or more
         return tuple(tokens)
-    for end in range(1, len(tokens) + 1):
-        _, closed, answer = text(end).partition(_THOUGHT)
-        if closed and answer.strip():
-            return tuple(tokens[end - 1 :])
-    return ()
+    # what answers goes on to answer: a few decodings, however long it thought
+    first = bisect_left(range(1, len(tokens) + 1), True, key=answers)
+    return tuple(tokens[first:])
 
 
 class Display:

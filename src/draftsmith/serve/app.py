@@ -14,11 +14,10 @@ import json
 import logging
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
 
 import uvicorn
@@ -33,6 +32,7 @@ from websockets.frames import CloseCode, Frame
 
 from draftsmith.core.config import bias_warning
 from draftsmith.serve import protocol
+from draftsmith.serve.pace import REQUEST_SECONDS, Pace
 from draftsmith.serve.protocol import MOST_BYTES, VERSION, Message, Outbox, Refused, Resume, Start
 from draftsmith.serve.sessions import LiveSession, SessionManager, network
 
@@ -56,17 +56,19 @@ _GONE = (WebSocketDisconnect, RuntimeError)
 """What starlette raises when the client has disconnected."""
 _STATUS = {"host": 403, "origin": 403, "token": 403, "broken": 503}
 """HTTP status of a refusal, by its code; of all others it is 404."""
-DRAIN_SECONDS = 3.0
-"""Time for pending updates when the server is stopped ..."""
+DRAIN_SECONDS = 2.5
+"""Time for pending updates when the server is stopped, ..."""
 CLOSE_SECONDS = 0.5
-"""... then for the connections to send their last messages, and for the decoding thread to end."""
-REQUEST_SECONDS = 10.0
+"""... then for connections to send their last messages, ..."""
+CANCEL_SECONDS = 1
+"""... for uvicorn to close them (what is left is cancelled), and `CLOSE_SECONDS` once more for the
+decoding thread. With the 0.2 s in which uvicorn looks for a signal and lets closing begin this is
+less than the five seconds that are promised."""
+ARRIVAL_SECONDS = 10.0
 """A connection that has not sent a whole request by then, or the next one, is closed."""
 PING_SECONDS = 5
 """How often the server asks whether a client is still there; twice as long without an answer, it
 is not."""
-FRAME_SECONDS = 0.001
-"""Pause of a connection after each frame: a burst leaves time to others, and to decoding."""
 _POLL_SECONDS = 0.02
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _PIECE = 4096
@@ -117,7 +119,8 @@ class AccessPolicy:
         known = {_canonical(one) for one in own if one}
         if name is None or not (_is_local(name) or _canonical(name) in known):
             named = ", ".join(hosts)
-            raise Refused("host", f"this server is not called {named!r}: name it", fatal=True)
+            sentence = f"this server is not called {named!r} (--allow-origin gives it another name)"
+            raise Refused("host", sentence, fatal=True)
 
 
 def _canonical(name: str) -> str:
@@ -146,13 +149,22 @@ def _parts(url: str) -> SplitResult:
         return urlsplit("")
 
 
-class _HostCheck:
-    """Answers 403 on every path to requests that do not name this server."""
+def _network(scope: Scope) -> str:
+    """Whose a request is; the empty string where the server cannot know."""
+    client = scope.get("client")
+    return network(client[0]) if client else ""
+
+
+class _Door:
+    """Lets requests in at the pace of their address, and answers 403 on every path to those that do
+    not name this server."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy, manager: SessionManager) -> None:
         self.app, self.access, self.manager = app, access, manager
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self.manager.pace.turn(_network(scope), REQUEST_SECONDS)
         if scope["type"] == "http":  # a WebSocket is told in its own way
             try:
                 self.access.check_host(scope)
@@ -178,7 +190,7 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
             await asyncio.to_thread(manager.scheduler.join, CLOSE_SECONDS)
 
     app = FastAPI(title="draftsmith live", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(_HostCheck, access=access, manager=manager)
+    app.add_middleware(_Door, access=access, manager=manager)
 
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in TYPES}
 
@@ -212,7 +224,10 @@ def create_app(manager: SessionManager, model: str, access: AccessPolicy) -> Fas
             live = manager.find(session)
         except Refused as refused:
             return JSONResponse(refused.message(), _STATUS.get(refused.code, 404))
-        return EventSourceResponse(_mirror(manager, live), headers={"Cache-Control": "no-store"})
+        address = _network(request.scope)
+        return EventSourceResponse(
+            _mirror(manager, live, address), headers={"Cache-Control": "no-store"}
+        )
 
     @app.websocket("/ws")
     async def websocket(socket: WebSocket, token: str | None = None) -> None:
@@ -235,18 +250,29 @@ async def _sweep(manager: SessionManager) -> None:
         manager.sweep()
 
 
-async def _mirror(manager: SessionManager, live: LiveSession) -> AsyncIterator[dict[str, str]]:
+async def _mirror(
+    manager: SessionManager, live: LiveSession, address: str
+) -> AsyncIterator[dict[str, str]]:
     outbox = Outbox()
     manager.subscribe(live, outbox, keeps=False)
+    outbox.put_state()
     try:
-        yield {"data": _wire(live.full_state())}
         while True:
-            message = await outbox.next()
-            yield {"data": _wire(message)}
+            message, text = await _next(outbox, manager.pace, address)
+            yield {"data": text}
             if message["type"] == "bye":
                 return
     finally:
         manager.unsubscribe(live, outbox)
+
+
+async def _next(outbox: Outbox, pace: Pace, address: str) -> tuple[dict[str, Any], str]:
+    """Wait for a message and for the turn of its address; return it, and as it is sent."""
+    await outbox.some()
+    await pace.turn(address)  # newer updates may take the place of those that wait
+    with pace.charged(address):
+        message = outbox.next()
+        return message, _wire(message)
 
 
 def _wire(message: dict[str, Any]) -> str:
@@ -263,6 +289,10 @@ class Connection:
     idle_seconds: float
     session: LiveSession | None = None
     outbox: Outbox = field(default_factory=Outbox)
+    address: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.address = _network(self.socket.scope)
 
     async def serve(self) -> None:
         """Serve until either side closes; the session outlives the connection for a while."""
@@ -286,13 +316,13 @@ class Connection:
 
     async def _send(self) -> None:
         while True:
-            message = await self.outbox.next()
-            await self.socket.send_text(_wire(message))
+            message, text = await _next(self.outbox, self.manager.pace, self.address)
+            await self.socket.send_text(text)
             if message["type"] == "bye" or (message["type"] == "error" and message["fatal"]):
                 return
 
     async def _receive(self) -> None:
-        faults = 0
+        faults, pace = 0, self.manager.pace
         while True:
             try:
                 async with asyncio.timeout(self.idle_seconds):  # wait_for may miss a cancellation
@@ -302,10 +332,12 @@ class Connection:
                 return
             if frame["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(frame.get("code") or 1000)
+            await pace.turn(self.address)
             try:
-                if frame.get("text") is None:
-                    raise Refused("binary", "frames are text: one JSON object each")
-                self._answer(protocol.parse(frame["text"]))
+                with pace.charged(self.address):
+                    if frame.get("text") is None:
+                        raise Refused("binary", "frames are text: one JSON object each")
+                    self._answer(protocol.parse(frame["text"]))
                 faults = 0
             except Refused as refused:
                 faults += refused.is_fault
@@ -315,7 +347,6 @@ class Connection:
                 self._refuse(answer)
                 if answer.fatal:
                     return
-            await asyncio.sleep(FRAME_SECONDS)
 
     def _refuse(self, refused: Refused) -> None:
         self.manager.metrics.errors.labels(refused.code).inc()
@@ -357,8 +388,7 @@ class Connection:
         if isinstance(message, Resume):
             live = self.manager.find(message.session)
         else:
-            client = self.socket.client
-            live = self.manager.open(message.settings, client.host if client else "")
+            live = self.manager.open(message.settings, self.address)
         self.session = live
         self.manager.subscribe(live, self.outbox, keeps=True)
         self.outbox.put(
@@ -374,7 +404,7 @@ class Connection:
         if isinstance(message, Start):
             self._warn(asdict(live.wanted))
         elif message.last_id != live.last_id:
-            self.outbox.put(live.full_state())
+            self.outbox.put_state()
 
     def _warn(self, settings: Mapping[str, Any]) -> None:
         """Send a warning about a large bias."""
@@ -388,7 +418,8 @@ def _bounded(manager: SessionManager) -> type[H11Protocol]:
     limits = manager.limits
 
     class Bounded(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport = cast(asyncio.Transport, transport)
             super().connection_made(transport)
             clients = [getattr(one, "client", None) for one in self.connections]
             addresses = [network(client[0]) for client in clients if client]
@@ -398,12 +429,12 @@ def _bounded(manager: SessionManager) -> type[H11Protocol]:
                 transport.write(_BUSY)
                 transport.close()
             else:
-                self.loop.call_later(REQUEST_SECONDS, self._expire, self.scope)
+                self.loop.call_later(ARRIVAL_SECONDS, self._expire, self.scope)
 
         def on_response_complete(self) -> None:
             last = self.scope  # the next request may have come already
             super().on_response_complete()
-            self.loop.call_later(REQUEST_SECONDS, self._expire, last)
+            self.loop.call_later(ARRIVAL_SECONDS, self._expire, last)
 
         def _expire(self, last: object) -> None:
             if self.scope is last and not self.transport.is_closing():
@@ -490,7 +521,7 @@ class Server(uvicorn.Server):
             ws_ping_timeout=2 * PING_SECONDS,
             ws_per_message_deflate=False,  # a small frame could become a thousand times as large
             proxy_headers=False,  # limits per address cannot rest on what clients say
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=CANCEL_SECONDS,
         )
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_one_line)
@@ -509,6 +540,7 @@ class Server(uvicorn.Server):
 
     async def _until(self, good: Callable[[], bool], seconds: float) -> None:
         """Wait for a condition, at most `seconds`; a second interrupt ends the wait."""
-        end = time.monotonic() + seconds
-        while not (good() or self.force_exit or time.monotonic() > end):
+        now = asyncio.get_running_loop().time
+        end = now() + seconds
+        while not (good() or self.force_exit or now() > end):
             await asyncio.sleep(_POLL_SECONDS)

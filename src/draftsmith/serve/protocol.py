@@ -240,15 +240,23 @@ class Outbox:
         if len(self._messages) >= MOST:
             self._messages.clear()
             if self.state is not None:
-                self._messages[_STATE] = {}
+                self.put_state()
         self._messages[key] = message
         self._some.set()
 
-    async def next(self) -> dict[str, Any]:
-        """Wait for a message, and take out the oldest."""
+    def put_state(self) -> None:
+        """Append the full state."""
+        self._messages[_STATE] = {}
+        self._some.set()
+
+    async def some(self) -> None:
+        """Wait for a message."""
         while not self._messages:
             self._some.clear()
             await self._some.wait()
+
+    def next(self) -> dict[str, Any]:
+        """Take out the oldest message; there must be one."""
         key, message = self._messages.popitem(last=False)
         # whoever reads nothing costs nothing: the state is that of the moment in which it is sent
         return self.state() if key == _STATE and self.state is not None else message

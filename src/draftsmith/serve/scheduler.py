@@ -6,11 +6,18 @@
 
 One thread decodes, forward by forward. A batch has the target for itself for a `SLICE`; after that
 what has come meanwhile is taken in, and the batch goes on whose address has the least work in
-flight, then the one with the least work. So nobody waits for a long update of somebody else, nor
-for many sessions of one client, and a session whose client is away costs nothing:
+flight, then the one with the least work. So nobody waits for a long update of somebody else, and a
+session whose client is away costs nothing:
 
     forwards   A A A A A A A A  B B B  A A A  C  A A        b and c came while a was decoded
                `---- slice ---'
+
+All sessions of one address are one client. They take in, between two forwards, about what one
+session may, after one session of everybody else, and share no batch with others:
+
+    waiting    a1 a2 a3 a4 (one address)    b    c
+    taken in   a1 b c a2 a3                                 a4 has the next turn
+    batches    a1 a2 a3    b c
 
 The rows of a batch that fails, for whatever reason, are decoded again one by one, with an empty
 cache and without drafts: a session that fails does not stop the others.
@@ -54,13 +61,18 @@ MOST_ROWS = 32
 MOST_TOKENS = 512
 """... and tokens in its first forward, padding included, unless it is one row's."""
 MOST_TEXT = 16 * 1024
-"""Characters that are encoded between two forwards, beside the last text of them."""
+"""Characters that are taken in between two forwards, beside the last text of them, ..."""
+ADDRESS_TEXT = 2 * 1024
+"""... likewise from one address, ..."""
+INTAKE = 128
+"""... and what everything that is taken in counts at least, be it settings alone."""
 SLICE = 256
 """Work of a batch before others come between: tokens that are fed, and ..."""
 FORWARD = 32
 """... so many for each forward, however few it reads."""
-_OLDEST = 4
-"""Every such forward is the oldest batch's: small updates without end do not stop a large one."""
+_OLDEST = 3
+"""The oldest batch has a forward when others have had so many times its work: small updates without
+end do not stop a large one."""
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0)
 
 
@@ -155,6 +167,12 @@ class _Batch:
         return any(session.is_attended for session in self.sessions)
 
     @property
+    def next_work(self) -> int:
+        """Work of the next forward."""
+        rows, begins = len(self.rows), self.work < self.width * len(self.rows)
+        return FORWARD + rows * (min(self.width, PIECE) if begins else 1)
+
+    @property
     def size(self) -> int:
         """Work that is known of: whoever has a long prompt stands back from the beginning."""
         return max(self.work, self.width * len(self.rows))
@@ -178,6 +196,8 @@ class Scheduler(threading.Thread):
         """Batches that have begun, the oldest first."""
         self._last: _Batch | None = None
         """The one that had the last forward."""
+        self._others = 0
+        """Work for others since the oldest one had a forward."""
         self._turns = 0
         self._changed = threading.Condition()
         self._stopping = False
@@ -195,6 +215,7 @@ class Scheduler(threading.Thread):
         """Decode for this session from now on. Raises Refused like `check`."""
         with self._changed:
             self.check()
+            session.turn = self._turns  # who opens one session after the other is not always first
             self._sessions[session.name] = session
 
     def remove(self, session: LiveSession) -> None:
@@ -246,8 +267,10 @@ class Scheduler(threading.Thread):
         self._turns += 1
         self._running += self._taken_in(ready)
         if running := [batch for batch in self._running if batch.is_wanted]:
-            oldest = self._turns % _OLDEST == 0
-            batch = running[0] if oldest else min(running, key=self._burden())
+            oldest = running[0]
+            due = self._others >= _OLDEST * oldest.next_work
+            batch = oldest if due else min(running, key=self._burden())
+            self._others = 0 if batch is oldest else self._others + batch.next_work
             self._step(batch)
         elif not ready:
             self._measure()
@@ -265,12 +288,23 @@ class Scheduler(threading.Thread):
         return lambda batch: (min(work[one.address] for one in batch.sessions), batch.size)
 
     def ready(self) -> list[LiveSession]:
-        """Return the sessions with something to take in: who had no turn for longest, then who has
-        waited for longest."""
+        """Return the sessions with something to take in: one of each address, then another one of
+        each. Among addresses, and among sessions of one, who had no turn for longest is first, then
+        who has waited for longest."""
         busy = {session for batch in self._running for session in batch.sessions}
-        since = [(one.pending_since, one) for one in self._sessions.values() if one not in busy]
-        ready = [(one.turn, when, one) for when, one in since if when is not None]
-        return [session for *_, session in sorted(ready, key=lambda one: one[:2])]
+        turns: dict[str, int] = defaultdict(int)
+        waiting: list[tuple[int, float, LiveSession]] = []
+        for one in self._sessions.values():
+            turns[one.address] = max(turns[one.address], one.turn)
+            since = None if one in busy else one.pending_since
+            if since is not None:
+                waiting.append((one.turn, since, one))
+        seen: dict[str, int] = defaultdict(int)
+        ready = []
+        for _, since, one in sorted(waiting, key=lambda one: one[:2]):
+            ready.append((seen[one.address], turns[one.address], since, one))
+            seen[one.address] += 1
+        return [session for *_, session in sorted(ready, key=lambda one: one[:3])]
 
     def _has_work(self) -> bool:
         wanted = any(batch.is_wanted for batch in self._running)
@@ -287,20 +321,30 @@ class Scheduler(threading.Thread):
 
     def _taken_in(self, sessions: Iterable[LiveSession]) -> Iterator[_Batch]:
         """Take in one thing of each session; yield the updates in batches of the same bias."""
-        rows: list[tuple[float, int, LiveSession, InFlightUpdate]] = []
-        text = 0
+        taken: dict[str, int] = defaultdict(int)
+        mine: dict[str, list[tuple[float, int, LiveSession, InFlightUpdate]]] = defaultdict(list)
         for session in sessions:
-            if text >= MOST_TEXT or len(rows) >= MOST_ROWS:
+            if sum(taken.values()) >= MOST_TEXT or sum(map(len, mine.values())) >= MOST_ROWS:
                 break
+            if taken[session.address] >= ADDRESS_TEXT:
+                continue
             session.turn = self._turns
-            taken, update = session.take_in()
-            text += taken
+            text, update = session.take_in()
+            taken[session.address] += max(text, INTAKE)
             if update is not None:
                 width = self.engine.width(update, session.translator.session)
-                rows.append((update.bias, width, session, update))
-        rows.sort(key=lambda row: row[:2])
+                mine[session.address].append((update.bias, width, session, update))
+        together = [rows[0] for rows in mine.values() if len(rows) == 1]
+        for rows in (together, *(rows for rows in mine.values() if len(rows) > 1)):
+            yield from self._batches(rows)
+
+    @staticmethod
+    def _batches(
+        rows: list[tuple[float, int, LiveSession, InFlightUpdate]],
+    ) -> Iterator[_Batch]:
+        """Put rows (bias, width, session, update) of the same bias and similar width together."""
         batch, last = _Batch([], 0), None
-        for bias, width, session, update in rows:
+        for bias, width, session, update in sorted(rows, key=lambda row: row[:2]):
             if bias != last or width * (len(batch.rows) + 1) > MOST_TOKENS:
                 if batch.rows:
                     yield batch
@@ -337,8 +381,7 @@ class Scheduler(threading.Thread):
 
     def _step(self, batch: _Batch) -> None:
         """Run one forward of a batch."""
-        began = time.perf_counter()
-        fed = PIECE if batch.work < batch.width * len(batch.rows) else len(batch.rows)
+        began, work = time.perf_counter(), batch.next_work
         try:
             if batch.steps is None:
                 batch.steps = self._begun(batch)
@@ -349,7 +392,7 @@ class Scheduler(threading.Thread):
         except Exception as error:  # from the target, torch, or a model's own code
             self._fail(batch, error)
             over = True
-        batch.work += fed + FORWARD
+        batch.work += work
         batch.seconds += time.perf_counter() - began
         self._last = batch
         if over:

@@ -20,6 +20,7 @@ The event loop calls `add`, `configure`, `finish` and `stop` of a session; the d
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import re
 import secrets
@@ -44,6 +45,7 @@ from draftsmith.live.translator import (
     LiveTranslator,
     SourceTooLong,
 )
+from draftsmith.serve.pace import Pace
 from draftsmith.serve.protocol import MOST_BYTES, Outbox, Refused, Settings, Source
 from draftsmith.serve.scheduler import Scheduler, ServerMetrics, speedup_steps
 
@@ -55,6 +57,8 @@ MOST_FINALS = 1024
 """... and before a final one is; the client has to send it again."""
 MOST_TEXT = 16 * MOST_BYTES
 """Pending characters before any other segment is refused."""
+MOST_STATE = 4 * MOST_BYTES
+"""Characters of the segments in a full state, unless the last one alone has more."""
 KEPT_UPDATES = 200
 """Updates that the running metrics and a measurement cover."""
 RELEASE_SECONDS = 2.0
@@ -63,6 +67,8 @@ _LONGEST_LANGUAGE = 64
 _DECODED = ("bias", "final_bias", "revision_bias", "context")
 _DISPLAYED = ("mask_k", "no_shrink", "whole_words")
 """Settings of a session that are fields of `LiveConfig`, and of its display."""
+_TEXTS = ("source", "text", "hidden")
+"""Parts of a segment without a limit of their own."""
 
 Event = dict[str, Any]
 """A message to the clients, as it goes over the wire."""
@@ -380,14 +386,23 @@ class LiveSession:
             segment = _part(update, ("seg", "rev", "source", "stable", "final", "degenerate"))
             segment |= {"text": update.shown, "hidden": update.full[len(update.shown) :]}
             self._segments[update.seg] = segment
-            while len(self._segments) > KEPT_SEGMENTS:
-                del self._segments[next(iter(self._segments))]
+            self._forget_segments()
             counts = _part(update, ("tokens", "drafted", "accepted", "forwards"))
             stats = counts | self._metrics()
             stats |= {"ms": 1000 * update.seconds, "waited_ms": 1000 * waited}
             head = {"type": "update", "id": self.last_id, "erased": update.erased, "stats": stats}
             event = head | segment
         self.emit(event)
+
+    def _forget_segments(self) -> None:
+        """Drop the first segments if a client that comes back would get too many."""
+        sizes = [sum(len(one[text]) for text in _TEXTS) for one in self._segments.values()]
+        left = sum(sizes)
+        for seg, size in zip([*self._segments], sizes[:-1], strict=False):
+            if left <= MOST_STATE and len(self._segments) <= KEPT_SEGMENTS:
+                break
+            left -= size
+            del self._segments[seg]
 
     def _metrics(self) -> Event:
         """Compute running metrics of the last updates; each computes them, so texts stay unread."""
@@ -427,6 +442,7 @@ class SessionManager:
         self._plain_engine = LiveEngine(target, replace(live, redraft=False, resync=0))
         self.metrics = ServerMetrics()
         self.scheduler = Scheduler(self.engine, self.metrics)
+        self.pace = Pace()
         self.sessions: dict[str, LiveSession] = {}
         """By name."""
         self.ending = False
@@ -584,6 +600,7 @@ class SessionManager:
         return LiveTranslator(self.target, template, config, engine=self.engine)
 
 
+@functools.lru_cache(maxsize=1024)
 def network(address: str) -> str:
     """Whose an address is: itself, or its IPv6 network, of which one machine has all addresses."""
     try:
