@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from draftsmith.bench.records import RunRecord
+from tests.measurements import a_record
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TARGET = BENCHMARKS.parent / "models" / "mini-code" / "target"
@@ -20,26 +19,6 @@ def kept() -> dict[Path, bytes]:
     """What full runs have left."""
     found = (BENCHMARKS / "results").rglob("planner_validation*")
     return {path: path.read_bytes() for path in found if path.is_file()}
-
-
-def timed(drafter: str, prompt: int, seconds: float) -> RunRecord:
-    return RunRecord(
-        prompt=str(prompt),
-        drafter=drafter,
-        temperature=0.0,
-        repeat=0,
-        seed=0,
-        place=0,
-        group=prompt,
-        prompt_tokens=5,
-        tokens=11,
-        decode_tokens=10,
-        finish_reason="length",
-        seconds=seconds + 1.0,
-        prefill_seconds=1.0,
-        decode_seconds=seconds,
-        digest="0" * 16,
-    )
 
 
 def measured(name: str, speedup: float, low: float, high: float) -> dict[str, Any]:
@@ -69,7 +48,7 @@ def test_the_fastest_draft_is_tied_with_those_it_cannot_be_told_from(
     # prompts differ by far more than the drafts do on one prompt
     pace = {"slow": 4.0, "good": 1.1, "best": 1.0}
     records = [
-        timed(f"{name}:3", prompt, (1 + prompt) * pace[name])
+        a_record(f"{name}:3", prompt, seconds=(1 + prompt) * pace[name])
         for name in pace
         for prompt in range(6)
     ]
@@ -78,7 +57,7 @@ def test_the_fastest_draft_is_tied_with_those_it_cannot_be_told_from(
     assert in_pairs["faster_than"]["good"]["ratio"] == pytest.approx(1.1)
     # now the better one on a prompt changes from prompt to prompt
     mixed = [
-        timed(one.drafter, int(one.prompt), one.decode_seconds * (0.8 + 0.3 * (one.group % 2)))
+        a_record(one.drafter, one.group, seconds=one.decode_seconds * (0.8 + 0.3 * (one.group % 2)))
         if one.drafter == "good:3"
         else one
         for one in records

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.measurements import a_record
 from tests.pages import Collector
 
 from draftsmith.bench import summary as page_module
@@ -55,36 +56,28 @@ PROMISED = {
 }
 
 
-def a_record(drafter: str, prompt: int, temperature: float, repeat: int) -> RunRecord:
+def measured(drafter: str, prompt: int, temperature: float, repeat: int) -> RunRecord:
     greedy = temperature == 0
     plain, rival = drafter == BASELINE, drafter == TRANSFORMERS
     seconds = {BASELINE: 2.0, TRANSFORMERS: 3.0}.get(drafter, 1.0 + 0.1 * prompt + 0.01 * repeat)
     phases = PhaseSeconds(draft=0.1, target=seconds - 0.3, verify=0.1, other=0.1)
-    return RunRecord(
-        prompt=f"p{prompt}",
+    return a_record(
+        drafter,
+        prompt,
         tag="ab"[prompt % 2],
-        drafter=drafter,
         temperature=temperature,
         repeat=repeat,
         seed=repeat,
-        place=0,
-        group=prompt,
-        prompt_tokens=7,
         tokens=40,
-        decode_tokens=39,
         steps=None if rival else 40 if plain else 20,
         decode_steps=None if rival else 39 if plain else 19,
         accepted=None if rival else 0 if plain else 20,
         offered=None if rival else 0 if plain else 60,
         proposed=None if rival else 0 if plain else 60,
         by_position=() if plain or rival else ((20, 14), (14, 5), (5, 1)),
-        finish_reason="length",
-        seconds=seconds + 0.5,
-        prefill_seconds=0.5,
-        decode_seconds=seconds,
+        seconds=seconds,
         phases=None if rival else phases,
         costs=None if rival else CostSeconds(baseline=2.0, draft=0.0, target=seconds),
-        digest="ab" * 8,
         identical=True if greedy else None,
         floor=Floor(tokens=100, flips=0, largest_gap=None)
         if greedy and plain and not repeat
@@ -98,7 +91,7 @@ def a_record(drafter: str, prompt: int, temperature: float, repeat: int) -> RunR
 
 def a_report(*, dtype: str = "float32") -> BenchReport:
     records = tuple(
-        a_record(drafter, prompt, temperature, repeat)
+        measured(drafter, prompt, temperature, repeat)
         for repeat in range(2)
         for temperature in (0.0, 0.8)
         for prompt in range(4)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.measurements import a_record
 
 from draftsmith.bench.records import (
     BASELINE,
@@ -27,26 +28,7 @@ from draftsmith.bench.records import (
 def line(
     drafter: str, prompt: int, *, seconds: float, tokens: int = 11, **more: object
 ) -> RunRecord:
-    """A record: one token in the prompt's step, the others behind it."""
-    record = RunRecord(
-        prompt=str(prompt),
-        drafter=drafter,
-        temperature=0.0,
-        repeat=0,
-        seed=0,
-        place=0,
-        group=prompt,
-        prompt_tokens=5,
-        tokens=tokens,
-        decode_tokens=tokens - 1,
-        finish_reason="length",
-        seconds=seconds + 1.0,
-        prefill_seconds=1.0,
-        decode_seconds=seconds,
-        digest="0" * 16,
-        identical=True,
-    )
-    return replace(record, **more)
+    return a_record(drafter, prompt, seconds=seconds, tokens=tokens, **{"identical": True, **more})
 
 
 def only(records: list[RunRecord], name: str) -> object:

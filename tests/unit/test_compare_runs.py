@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.measurements import a_record
 
 from draftsmith.bench.compare.model import RunMetrics, compare, read_runs
 from draftsmith.bench.compare.page import write_comparison
@@ -23,36 +24,26 @@ def distilled(folder: Path, **results: Any) -> Path:
     return folder
 
 
-def a_record(drafter: str, prompt: int, language: str, *, temperature: float = 0.0) -> RunRecord:
+def decoded(drafter: str, prompt: int, language: str, *, temperature: float = 0.0) -> RunRecord:
     plain = drafter == BASELINE
-    return RunRecord(
-        prompt=f"p{prompt}",
+    return a_record(
+        drafter,
+        prompt,
         language=language,
-        drafter=drafter,
         temperature=temperature,
-        repeat=0,
-        seed=0,
-        place=0,
-        group=prompt,
-        prompt_tokens=7,
         tokens=40,
-        decode_tokens=39,
         steps=40 if plain else 20 - 4 * (language == "ko"),
         decode_steps=39 if plain else 19,
         accepted=0 if plain else 20,
         offered=0 if plain else 50,
         proposed=0 if plain else 50,
-        finish_reason="length",
-        seconds=2.5,
-        prefill_seconds=0.5,
-        decode_seconds=2.0 if plain else 1.0,
-        digest="ab" * 8,
+        seconds=2.0 if plain else 1.0,
     )
 
 
 def benched(folder: Path, *drafters: str, temperature: float = 0.0) -> Path:
     lines = [
-        a_record(drafter, prompt, language, temperature=temperature)
+        decoded(drafter, prompt, language, temperature=temperature)
         for drafter in (BASELINE, *drafters)
         for prompt, language in enumerate(("fr", "ko"))
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.measurements import a_record
 
 from draftsmith.bench import records
 from draftsmith.bench.records import RunRecord
@@ -30,26 +31,8 @@ from draftsmith.provenance import append_jsonl, parse_json
 ODD = "a\u2028b\u0085c\u2029d\x1ce\x0bf\rg\nh"
 
 
-def a_record(text: str) -> RunRecord:
-    return RunRecord(
-        prompt="p",
-        drafter="none",
-        temperature=0.0,
-        repeat=0,
-        seed=0,
-        place=0,
-        group=0,
-        prompt_tokens=1,
-        tokens=1,
-        decode_tokens=0,
-        finish_reason="length",
-        seconds=1.0,
-        prefill_seconds=1.0,
-        decode_seconds=0.0,
-        digest="ab" * 8,
-        prompt_tail=text,
-        pieces=(Piece(text=text, drafted=True),),
-    )
+def written(text: str) -> RunRecord:
+    return a_record(prompt_tail=text, pieces=(Piece(text=text, drafted=True),))
 
 
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", ODD])
@@ -57,18 +40,18 @@ def test_records_with_odd_line_ends_come_back_as_they_were_written(
     tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "records.jsonl"
-    append_jsonl(path, a_record(text), a_record("plain"))
+    append_jsonl(path, written(text), written("plain"))
     assert text[1] in path.read_text(encoding="utf-8"), "written as it is, not as an escape"
-    assert records.read(path) == (a_record(text), a_record("plain"))
+    assert records.read(path) == (written(text), written("plain"))
 
 
 def test_lines_of_records_are_counted_by_line_feeds(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(b"")
     assert records.read(path) == ()
-    append_jsonl(path, a_record(ODD))
+    append_jsonl(path, written(ODD))
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert records.read(path) == (a_record(ODD),)
+    assert records.read(path) == (written(ODD),)
     path.write_bytes(path.read_bytes() + b"{oops\n")
     with pytest.raises(InputError, match=r"records\.jsonl, line 2: not JSON"):
         records.read(path)

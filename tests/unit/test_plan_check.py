@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.command_cases import ran
+from tests.measurements import a_record
 
 from draftsmith.bench.records import RunRecord
 from draftsmith.bench.summary import BenchReport, summary
@@ -45,30 +46,11 @@ def a_ladder(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def a_record(
+def stepped(
     drafter: str, prompt: int, *, seconds: float, steps: int = 10, **more: Any
 ) -> RunRecord:
-    """20 tokens behind the prompt's step, in as many seconds."""
-    return RunRecord(
-        prompt=str(prompt),
-        drafter=drafter,
-        temperature=0.0,
-        repeat=0,
-        seed=0,
-        place=0,
-        group=prompt,
-        prompt_tokens=3,
-        tokens=20,
-        decode_tokens=19,
-        steps=steps,
-        decode_steps=steps - 1,
-        finish_reason="length",
-        seconds=seconds + 1,
-        prefill_seconds=1.0,
-        decode_seconds=seconds,
-        digest="0",
-        **more,
-    )
+    counts = {"steps": steps, "decode_steps": steps - 1}
+    return a_record(drafter, prompt, seconds=seconds, **counts, **more)
 
 
 def a_bench(folder: Path, draft: str, *, speedup: float, length: int | str | None) -> Path:
@@ -76,8 +58,8 @@ def a_bench(folder: Path, draft: str, *, speedup: float, length: int | str | Non
     counts: dict[str, Any] = {"accepted": 6, "offered": 12, "by_position": ((8, 4), (4, 2))}
     lines = []
     for prompt, seconds in enumerate((6.0, 8.0)):
-        lines.append(a_record("none", prompt, seconds=seconds, steps=20))
-        lines.append(a_record(draft, prompt, seconds=seconds / speedup, **counts))
+        lines.append(stepped("none", prompt, seconds=seconds, steps=20))
+        lines.append(stepped(draft, prompt, seconds=seconds / speedup, **counts))
     append_jsonl(folder / "records.jsonl", *lines)
     report = BenchReport(
         target="t",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.measurements import a_record
 from tests.tiny_models import save_pair
 
 from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
@@ -169,29 +170,21 @@ def test_what_lies_within_the_noise_is_no_gain(
     assert judged(spread, 1.0, "faster", "slower") == said
 
 
-def a_record(name: str, prompt: int, seconds: float, *, steps: int, same: bool = True) -> RunRecord:
-    return RunRecord(
-        prompt=f"p{prompt}",
-        drafter=name,
-        temperature=0.0,
-        repeat=0,
-        seed=0,
-        place=0,
-        group=prompt,
-        prompt_tokens=7,
+def timed(name: str, prompt: int, seconds: float, *, steps: int, same: bool = True) -> RunRecord:
+    """Without a prompt's step."""
+    return a_record(
+        name,
+        prompt,
         tokens=40,
         loop_tokens=12,
-        decode_tokens=39,
         steps=steps,
         decode_steps=steps - 1,
         accepted=40 - steps,
         offered=60,
         proposed=60,
-        finish_reason="length",
         seconds=seconds,
         prefill_seconds=0.0,
         decode_seconds=seconds,
-        digest="ab" * 8,
         identical=same,
         divergence=None if same else FirstDivergence(at=1, gap=0.0, bound=0.1),
     )
@@ -215,9 +208,9 @@ def a_change(**changed: Any) -> Change:
         record
         for prompt in range(4)
         for record in (
-            a_record(BASELINE, prompt, 8.0, steps=40),
-            a_record(BEFORE, prompt, 4.0, steps=20),
-            a_record(AFTER, prompt, 2.5, steps=16, **changed),
+            timed(BASELINE, prompt, 8.0, steps=40),
+            timed(BEFORE, prompt, 4.0, steps=20),
+            timed(AFTER, prompt, 2.5, steps=16, **changed),
         )
     ]
     accepted = {"before": [20.0] * 4, "after": [20.0, 24.0, 24.0, 28.0], "tokens": [40] * 4}
@@ -243,7 +236,7 @@ def test_a_change_is_read_from_records_and_texts_of_the_same_prompts() -> None:
 
 
 def test_no_gain_of_acceptance_is_claimed_that_one_text_decides() -> None:
-    report = a_report(*(a_record(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE, AFTER)))
+    report = a_report(*(timed(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE, AFTER)))
     before, tokens = [20.0] * 12, [40] * 12
     for after, said in (
         ([24.0, *before[1:]], "not measurably more often"),
