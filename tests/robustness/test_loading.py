@@ -27,10 +27,12 @@ from draftsmith.targets.hf import (
     load_model,
     load_target,
     load_tokenizer,
+    loading,
 )
 from draftsmith.targets.toy import tiny_target
 
 Folder = Path
+EIGHT_BITS = torch.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +201,22 @@ def test_weights_that_are_no_floating_point_numbers_are_named(
     refusal(BackendError, 3, rf"{re.escape(name)} as ", lambda: load_target(str(copy)))
 
 
+def test_compressed_weights_without_their_configuration_are_named(copy: Folder) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    scale = {f"{name}_scale": torch.ones(64, 1)}
+    change_weights(copy, lambda weights: weights.update(scale))
+    refusal(BackendError, 3, r"compressed.*quantization_config", lambda: load_target(str(copy)))
+    change_weights(copy, lambda weights: weights.update({name: weights[name].to(EIGHT_BITS)}))
+    match = rf"compressed.* F8_E4M3.* 1 scales \({re.escape(name)}_scale"
+    refusal(BackendError, 3, match, lambda: load_target(str(copy)))
+
+
+def test_a_key_that_another_package_misses_is_a_sentence() -> None:
+    said = r"Cannot load it: the key 'rope_theta' is missing"
+    with pytest.raises(BackendError, match=said), loading("it"):
+        raise KeyError("rope_theta")
+
+
 def test_a_quantization_that_is_not_known_is_named(copy: Folder) -> None:
     """transformers takes the numbers for weights, with a remark."""
     set_config(copy, quantization_config={"quant_method": "modelopt"})
@@ -336,8 +354,16 @@ def test_pickled_weights_are_refused_and_never_unpickled(copy: Folder, tmp_path:
     trace = tmp_path / "trace"
     (copy / "model.safetensors").unlink()
     (copy / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": _Bomb(trace)}))
-    refusal(BackendError, 3, "safetensors", lambda: load_target(str(copy)))
+    match = r"pytorch_model\.bin only, a pickle.*safetensors"
+    refusal(BackendError, 3, match, lambda: load_target(str(copy)))
     assert not trace.exists()
+
+
+def test_pickled_parts_are_refused_by_the_name_of_their_index(copy: Folder) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin.index.json").write_text("{}")
+    match = r"pytorch_model\.bin\.index\.json only, a pickle"
+    refusal(BackendError, 3, match, lambda: load_target(str(copy)))
 
 
 def test_a_configuration_cannot_lead_to_pickled_weights(copy: Folder, tmp_path: Path) -> None:

@@ -548,6 +548,8 @@ def loading(what: str) -> Iterator[None]:
 
 def _sentence(error: Exception) -> str:
     """The first line of another package's message, with a full stop; what a colon announces too."""
+    if isinstance(error, KeyError):  # its message is the key alone
+        return f"the key {error} is missing or has a value that is not known."
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = (
         lines[0]

@@ -29,8 +29,14 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    cached_file,
+)
+from transformers.utils.hub import get_checkpoint_shard_files, has_file
 
 from draftsmith.core.attention import ambient, around, attend_reference, refuse_unknown
 from draftsmith.core.cache import lay_out
@@ -70,6 +76,11 @@ _COMPUTED = re.compile(
     r"(attn|attention)\.(bias|masked_bias|causal_mask)$|inv_freq$|(cos|sin)_cached$|position_ids$"
 )
 
+_SCALES = re.compile(
+    r"(weight|input)_(global_)?scale(_inv|_2)?$|weight_packed$|\.(qweight|scales)$"
+)
+"""What vLLM's compressed-tensors, FP8 and GPTQ put beside or in place of weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -94,6 +105,14 @@ def stored_tensors(name: str, revision: str, plain: Mapping[str, Any]) -> dict[s
     if not files and (index := find(SAFE_WEIGHTS_INDEX_NAME)):
         files, _ = get_checkpoint_shard_files(name, index, revision=revision)
     # transformers would read the file that this key names, also a pickled one
+    if not files:
+        for pickled in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
+            if has_file(name, pickled, revision=revision):
+                raise BackendError(
+                    f"The model {name!r} has its weights in {pickled} only, a pickle, which can "
+                    "run any code when it is read: load it in transformers if you trust it, and "
+                    "write it as safetensors with save_pretrained."
+                )
     if not files or plain.get("transformers_weights") not in (None, SAFE_WEIGHTS_NAME):
         raise BackendError(
             f"The model {name!r} has no weights that are read here: they must be in safetensors, "
@@ -156,6 +175,15 @@ def refuse_by_files(
             f"parameters, and its safetensors files hold {held:,} numbers."
         )
     real = {key: one.is_floating_point() for key, one in skeleton.state_dict().items()}
+    scales = [key for key in stored if _SCALES.search(key) and key not in real]
+    if scales:
+        kinds = sorted({one.dtype for one in stored.values()})
+        raise BackendError(
+            f"The model {name!r} is compressed: its files hold {', '.join(kinds)} with "
+            f"{len(scales)} scales ({_some(scales)}), and its config.json has no "
+            "quantization_config that says how to expand them; give the model that it was made "
+            "from, or the config.json that belongs to these files."
+        )
     for key in left_over(skeleton, stored):
         kind = stored[key].dtype
         if kind not in _FLOATS and real.get(key, True):
