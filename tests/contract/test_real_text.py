@@ -113,6 +113,23 @@ def test_a_draft_model_with_another_tokenizer_changes_no_law(rule: str, temperat
     assert first == texts[:1]
 
 
+def test_a_draft_model_whose_context_the_text_has_outgrown_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor one whose rows may not draft: nothing that it reads could be proposed."""
+    target, _ = with_tokenizer()
+    prompt = target.tokenizer("the cat sat on the mat")["input_ids"]
+    stranger = HFTarget(tiny_model(2, context=8).double(), another_tokenizer())
+    options = DecodeOptions(max_new_tokens=6, shape=SHAPE)
+    expected, _, _ = run(target, NoDrafter(), [prompt], options)
+    asked = []
+    inner = stranger.forward
+    monkeypatch.setattr(stranger, "forward", lambda *given: asked.append(1) or inner(*given))
+    drafter = Independent(Independent.Config(), model=stranger)
+    assert run(target, drafter, [prompt], options)[0] == expected
+    assert not asked
+
+
 def test_tokens_that_were_added_and_never_learnt_are_neither_read_nor_drafted() -> None:
     """Their ids lie behind the embedding, of the draft model and of the target."""
     target, draft = with_tokenizer()

@@ -174,13 +174,17 @@ def reencoded_tree(
     noise: Noise,
 ) -> DraftTree:
     """A chain of target tokens that spell the draft model's continuation."""
+    if not depth_B.any():
+        return DraftTree.empty(len(state.known))
     keep = []
     for known, row, fed in zip(state.known, state.readings, state.fed, strict=True):
         _read(row, known, target.tokenizer, draft)
         keep.append(min(common_prefix(row.ids, fed), len(row.ids) - 1))
-    state.cache.rewind(keep)
     texts = [row.ids for row in state.readings]
     reads_B = inside_context(depth_B, texts, draft)
+    if not reads_B.any():
+        return DraftTree.empty(len(state.known))
+    state.cache.rewind(keep)
     grown = grow(
         ModelReader(draft, state.cache, texts, padded(draft.vocab_size, draft.vocab_size)),
         TreeShape.chain(int(reads_B.max())),
