@@ -362,6 +362,12 @@ def test_a_run_is_not_continued_with_another_text(
         ("distill", "--prompts-per-step 4", "--prompts-per-step does nothing without --online"),
         ("distill", "--on-bad-prompt error", "--on-bad-prompt does nothing without --online"),
         ("distill", "--weight-decay nan", "--weight-decay must be 0 or more"),
+        (
+            "distill",
+            "--learning-rate 1e30",
+            "--learning-rate must be at most 1, or training diverg",
+        ),
+        ("distill", "--weight-decay 1e30", "--learning-rate times --weight-decay must be at most"),
         ("distill", "--betas 2 3", "--betas must be at least 0 and below 1"),
         ("distill", "--block-length 0", "--block-length must be at least 2"),
     ],

@@ -135,6 +135,13 @@ class ScheduleConfig(Configuration):
             self.min_learning_rate <= self.learning_rate,
             "--min-learning-rate must be at most --learning-rate",
         )
+        # AdamW moves a weight by about the rate, and shrinks it by its product with the decay
+        for name, step in (
+            ("", self.learning_rate),
+            (" times --weight-decay", self.learning_rate * self.weight_decay),
+        ):
+            short_step = f"--learning-rate{name} must be at most 1, or training diverges"
+            require(step <= 1, f"{short_step}: it is {step:g}")
         positive = self.clip_norm > 0 and self.clip_value > 0
         require(positive, "--clip-norm and --clip-value must be above 0 (inf: no limit)")
         good = all(0 <= beta < 1 for beta in self.betas)

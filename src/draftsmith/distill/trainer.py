@@ -437,13 +437,15 @@ class Trainer:
         done.skipped += not finite
         done.skipped_in_a_row = 0 if finite and norm > 0 else done.skipped_in_a_row + 1
         if done.skipped_in_a_row > self.config.max_skipped:
-            raise BackendError(
-                f"{done.skipped_in_a_row} steps in a row (now step {self.step}) had "
-                + (
-                    "no gradient: no position of their texts counts, or nothing is left to learn"
-                    if finite
-                    else "a non-finite loss or gradient; lower the learning rate or check the data"
+            count = f"{done.skipped_in_a_row} steps in a row (now step {self.step}) had"
+            if finite:
+                raise BackendError(
+                    f"{count} no gradient: no position of their texts counts, or nothing is left "
+                    "to learn"
                 )
+            raise BackendError(
+                f"training diverged: {count} a loss or gradient that is no finite number; lower "
+                f"--learning-rate (now {self.config.learning_rate:g}) or check the data"
             )
         if finite:
             done.recent.append(loss)
