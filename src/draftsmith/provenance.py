@@ -31,7 +31,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -90,16 +90,43 @@ class Run:
             "results": jsonable(results or {}),
         }
 
+    def begin(self, folder: Path) -> None:
+        """Say that the files in `folder` are this run's, though its run.json is written last."""
+        write_json_atomic(Path(folder) / BEGUN, {"verb": self.verb, "id": self.id})
+
     def write(self, folder: Path, *, results: Mapping[str, object] | None = None) -> Path:
         """Write `folder/run.json`; `results` are figures that belong to the artefact."""
         path = Path(folder) / "run.json"
         write_json_atomic(path, self.record(results=results))
+        path.with_name(BEGUN).unlink(missing_ok=True)
         return path
 
 
-def start_run(verb: str, options: object, *, seed: int | None = None) -> Run:
-    """Begin a run now."""
+def start_run(
+    verb: str, options: object, *, seed: int | None = None, out: Path | None = None
+) -> Run:
+    """Begin a run now; `out`: a folder in which it takes the place of an earlier one of its verb.
+
+    Raises:
+        InputError: see `refuse_others`.
+    """
+    if out is not None:
+        refuse_others(out, verb)
     return Run(verb=verb, options=options, seed=seed)
+
+
+BEGUN = ".begun.json"
+"""Stands in a folder from a run's first file to its run.json, where a later run must know."""
+
+
+def refuse_others(out: Path, verb: str, names: Sequence[str] = ()) -> None:
+    """Raise InputError if `out` holds what a run of another verb wrote; or a run.json or file of
+    these names that no run of `verb` wrote, finished or only begun."""
+    whose = recorded(out / "run.json", "verb") or recorded(out / BEGUN, "verb")
+    there = [name for name in ("run.json", *names) if (out / name).exists()]
+    if whose != verb and (whose or there):
+        what = f"the results of `draftsmith {whose}`" if whose else repr(there[0])
+        raise InputError(f"--out {out} already holds {what}; choose another folder or delete it.")
 
 
 def command_line(verb: str, options: object) -> str:

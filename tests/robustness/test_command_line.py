@@ -15,11 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.forks import Forks
+from tests.measurements import a_record
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
 from draftsmith.commands import quickstart_demo as quickstart
 from draftsmith.errors import InputError
+from draftsmith.provenance import BEGUN, append_jsonl
 
 
 @pytest.fixture(scope="session")
@@ -237,17 +239,29 @@ def test_bench_leaves_an_earlier_measurement_alone(
     assert (out / "records.jsonl").read_text() == "earlier\n"
 
 
-@pytest.mark.parametrize("name", ["records.jsonl", "observations.csv", "counts.csv", "run.json"])
+@pytest.mark.parametrize(
+    ("files", "part"),
+    [
+        (["records.jsonl"], "records.jsonl"),
+        (["observations.csv"], "observations.csv"),
+        (["counts.csv"], "counts.csv"),
+        (["run.json"], "`draftsmith distill`"),
+        (["records.jsonl", BEGUN], "`draftsmith quickstart`"),
+    ],
+)
 def test_bench_leaves_what_it_did_not_write_alone(
-    name: str, models: Path, suite: Path, tmp_path: Path, command: Command
+    files: list[str], part: str, models: Path, suite: Path, tmp_path: Path, command: Command
 ) -> None:
-    """A live replay has its own records.jsonl, and observations.csv may be written by hand."""
-    text = {"records.jsonl": '{"seg": 0, "rev": 0}\n', "run.json": '{"verb": "distill"}'}
+    """A quickstart's records look like its own, and observations.csv may be written by hand."""
+    text = {"run.json": '{"verb": "distill"}', BEGUN: '{"verb": "quickstart"}'}
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_text(text.get(name, "target,draft\n"))
+    append_jsonl(tmp_path / "line", a_record())
+    for name in files:
+        line = (tmp_path / "line").read_text()
+        (tmp_path / "out" / name).write_text(text.get(name, line))
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     found = command(*bench_words(models, suite, tmp_path / "out"))
-    refused(found, 2, f"--out {tmp_path / 'out'}", "distill" if name == "run.json" else name)
+    refused(found, 2, f"--out {tmp_path / 'out'}", part)
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 
 
@@ -294,6 +308,27 @@ def test_bench_asks_later_turns_behind_plain_answers(
     assert len(set(tails)) == 1
     assert tails[0].startswith("the cat\n\n")
     assert tails[0].endswith("\n\nthe dog")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tune --target nowhere --drafter prompt_lookup --suite nowhere",
+        "live replay nowhere --target nowhere",
+        "collect --target nowhere --prompts nowhere",
+        "plan law --observations nowhere",
+        "plan table 5",
+        "plan ladder --target-params 7B --target-tokens 2T --tokens 20B",
+    ],
+)
+def test_what_another_verb_made_is_not_overwritten(
+    words: str, tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "run.json").write_text('{"verb": "bench"}')
+    refused(
+        command(*words.split(), "--out", tmp_path), 2, f"--out {tmp_path}", "`draftsmith bench`"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def killed_bench(forks: Forks, words: list[str | Path], out: Path) -> bytes:
@@ -430,6 +465,7 @@ def test_an_interrupted_quickstart_leaves_no_report(
     for name in old:
         (out / name).write_text('{"verb": "quickstart"}\n')
     (out / "mine.txt").write_text("a file of the user's")
+    (out / "run.json").rename(out / BEGUN)  # it did not come to its end
 
     def interrupted(*arguments: object) -> Any:
         raise KeyboardInterrupt
@@ -449,6 +485,7 @@ def test_an_interrupted_quickstart_leaves_no_report(
         ("figures/one.svg", "'figures'"),
         ("records.jsonl", "'records.jsonl'"),
         ("run.json", "`draftsmith tune`"),
+        (BEGUN, "`draftsmith tune`"),
     ],
 )
 def test_quickstart_leaves_a_folder_alone_that_it_did_not_make(

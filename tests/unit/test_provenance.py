@@ -24,6 +24,7 @@ from draftsmith.provenance import (
     fresh_beside,
     output_folder,
     portable_text,
+    refuse_others,
     start_run,
     write_json_atomic,
     write_text_atomic,
@@ -47,6 +48,21 @@ def test_run_json_holds_what_recreates_the_run(tmp_path: Path) -> None:
     again = record["command"].split()
     assert again[:2] == ["draftsmith", "bench"]
     assert cli.parse("bench", again[2:]) == options
+
+
+def test_a_run_takes_the_place_of_its_own_verb_alone(tmp_path: Path) -> None:
+    run = start_run("tune", {}, out=tmp_path / "none")
+    refuse_others(tmp_path, "tune", ["records.jsonl"])
+    (tmp_path / "records.jsonl").write_text("whose?\n")
+    start_run("tune", {}, out=tmp_path)  # which writes no such file
+    with pytest.raises(InputError, match=r"'records\.jsonl'"):
+        refuse_others(tmp_path, "tune", ["records.jsonl"])
+    for step in (run.begin, run.write):
+        step(tmp_path)
+        refuse_others(tmp_path, "tune", ["records.jsonl"])
+        with pytest.raises(InputError, match="the results of `draftsmith tune`"):
+            start_run("bench", {}, out=tmp_path)
+    assert names(tmp_path) == ["records.jsonl", "run.json"]
 
 
 def test_records_name_no_host_and_no_folder_outside_the_current_one(

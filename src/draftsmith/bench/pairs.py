@@ -23,7 +23,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,12 +55,6 @@ _LOGITS = 1 << 24
 """Numbers that stand in memory at once."""
 COUNTS = ("target", "draft", "prompt", "gamma", "accepted_length", "count")
 """Columns of counts.csv."""
-
-
-def is_counts(path: Path) -> bool:
-    """Whether a counts.csv is one of ours, by its first line."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.readline() == ",".join(COUNTS) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,7 +179,10 @@ def read(path: Path) -> tuple[RunRecord, ...]:
         InputError: no such file, or a line that is no record; it is named. Or records of several
             runs, or beside them what another run wrote about its own.
     """
-    found = tuple(_record(line, where) for where, line in read_lines(path))
+    found = tuple(
+        from_dict(RunRecord, parse_json(line, where), where=where)
+        for where, line in read_lines(path)
+    )
     runs = Counter(record.run for record in found)
     told = [f"{count} records of run {run or 'unknown'}" for run, count in runs.items()]
     for name, key in (("run.json", "id"), ("summary.json", "run")):
@@ -192,23 +195,6 @@ def read(path: Path) -> tuple[RunRecord, ...]:
             "compared; give each a folder of its own, or measure again"
         )
     return found
-
-
-def is_begun(path: Path) -> bool:
-    """Whether a measurement wrote the first line of a file, or a kill left a part of it."""
-    with path.open("rb") as file:
-        first = file.readline()
-    if not first.endswith(b"\n"):
-        return b'{"prompt": '.startswith(first[:11])
-    try:
-        _record(first.decode(errors="replace"), str(path))
-    except InputError:
-        return False
-    return True
-
-
-def _record(line: str, where: str) -> RunRecord:
-    return from_dict(RunRecord, parse_json(line, where), where=where)
 
 
 # --------------------------------------------------------------------------- metrics

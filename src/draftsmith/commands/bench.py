@@ -2,8 +2,8 @@
 
 OUT/records.jsonl    a line per prompt, drafter, temperature and repeat, as they are measured
 OUT/summary.json     the figures;   OUT/report.html, OUT/figures/   the same to look at
-OUT/run.json         how it was made; once all is measured: without it a measurement is unfinished,
-                     and the next one in this folder replaces it
+OUT/run.json         how it was made; once all is measured: until then there is OUT/.begun.json, and
+                     the next measurement in this folder replaces an unfinished one
 
 Expected acceptance joins summary and page after that.
 
@@ -34,7 +34,7 @@ from draftsmith.provenance import (
     append_jsonl,
     jsonable,
     portable_text,
-    recorded,
+    refuse_others,
     start_run,
     warn_if_busy,
 )
@@ -110,6 +110,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
 
     def replacing(_: float) -> BenchPlan:
         remove(left)
+        record.begin(options.out)
         return plan
 
     bench = Bench(plan, on_prepared=replacing)
@@ -140,29 +141,23 @@ def _notes() -> Console:
     return Console(stderr=True, highlight=False, markup=False)
 
 
+_FILES = ("summary.json", "report.html", "records.jsonl", "observations.csv", "counts.csv")
+
+
 def unfinished(out: Path) -> list[Path]:
-    """Return what a stopped or killed measurement left in `out`, in an order to remove it in: as
-    long as its first file is there, the rest is known to be its own.
+    """Return what a stopped or killed measurement left in `out`.
 
     Raises:
         InputError: `out` holds a finished run (times of two processes must not be mixed), or
             figures that no `bench` wrote.
     """
-    from draftsmith.bench.pairs import is_counts
-    from draftsmith.bench.records import is_begun
-
-    records, counts = out / "records.jsonl", out / "counts.csv"
-    speed = [out / "summary.json", out / "report.html", records]
-    pairs = [out / "observations.csv", counts]
-    there = [path for path in (out / "run.json", *speed, *pairs) if path.exists()]
-    left = speed if records.exists() and is_begun(records) else []
-    left = [*left, *pairs] if counts.exists() and is_counts(counts) else left
-    others = [path for path in there if path not in left]
-    if others:
-        verb = recorded(out / "run.json", "verb")
-        what = f"the results of `draftsmith {verb}`" if verb else others[0].name
-        raise InputError(f"--out {out} already holds {what}; choose another folder or delete it.")
-    return there
+    refuse_others(out, "bench", _FILES)
+    if (out / "run.json").exists():
+        raise InputError(
+            f"--out {out} already holds the results of `draftsmith bench`; choose another folder "
+            "or delete it."
+        )
+    return [out / name for name in _FILES if (out / name).exists()]
 
 
 def remove(left: Sequence[Path]) -> None:
@@ -269,6 +264,7 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
     name = portable_text(options.model.target)
     rows = found.rows(name, temperature)
     remove(left)
+    record.begin(options.out)
     for file, lines in (("counts.csv", found.counts(name)), ("observations.csv", rows)):
         write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
     remarks = [*short_of_prompts(len(prompts), options.limit), *pairs.warnings(found)]

@@ -64,7 +64,7 @@ def run(options: CollectOptions) -> dict[str, Any]:
     from draftsmith.distill.trajectories.store import StoreHeader, TrajectoryStore, revision_of
     from draftsmith.distill.trajectories.workers import split
 
-    record = start_run("collect", options, seed=options.seed)
+    record = start_run("collect", options, seed=options.seed, out=options.out)
     prompts = load_prompts(options.prompts, limit=options.limit, keep_empty=True)
     model, scale = options.model, options.scale
     tokenizer = tokenizer_training.load_tokenizer(model.target)

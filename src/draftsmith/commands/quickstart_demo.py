@@ -42,11 +42,12 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.intervals import Interval, bootstrap_ratio
 from draftsmith.provenance import (
+    BEGUN,
     append_jsonl,
     command_line,
     jsonable,
     portable_text,
-    recorded,
+    refuse_others,
     start_run,
     warn_if_busy,
     write_json_atomic,
@@ -126,7 +127,7 @@ class Quickstart:
         self.record = start_run("quickstart", options, seed=options.seed)
         self.say = Console(highlight=False, markup=False, soft_wrap=True).print
         models = find_models(options.models)
-        check_out(options.out)
+        refuse_others(options.out, "quickstart", (*_FOLDERS, *_FILES))
         self.prompts = held_out_prompts(options.limit or HELD_OUT_PROMPTS)
         self.source, self.shipped = str(models / "target"), str(models / "draft")
         self.target = open_model(ModelConfig(target=self.source))
@@ -186,6 +187,7 @@ class Quickstart:
         """Measure all ways to decode, interleaved."""
         self.title("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
+        self.record.begin(self.options.out)
         report = self.measure(plan, COMPARE_SECONDS, self.options.out)
         plain = [one for one in report.records if one.drafter == figures.BASELINE]
         self.pace = statistics.median(one.seconds / one.tokens for one in plain)
@@ -432,26 +434,14 @@ def find_models(given: Path | None) -> Path:
 
 
 _FOLDERS = ("figures", DISTILLED)
-_FILES = ("run.json", "report.html", "summary.json", "records.jsonl")
-"""What a quickstart writes; the last of them is written first."""
-
-
-def check_out(out: Path) -> None:
-    """InputError when `out` holds what no quickstart made."""
-    records, verb = out / "records.jsonl", recorded(out / "run.json", "verb")
-    # one that was interrupted never came to its run.json
-    begun = verb is None and records.exists() and figures.is_begun(records)
-    others = [name for name in (*_FOLDERS, *_FILES) if (out / name).exists()]
-    if others and verb != "quickstart" and not begun:
-        what = f"the results of `draftsmith {verb}`" if verb else f"{others[0]!r}"
-        raise InputError(f"--out {out} holds {what}, which no quickstart made; give another.")
+_FILES = ("report.html", "summary.json", "records.jsonl")
 
 
 def clear(out: Path) -> None:
-    """Make room for a new quickstart. records.jsonl goes last: it says that the rest is ours."""
+    """Make room for a new quickstart; what says that the rest is ours goes last."""
     for name in _FOLDERS:
         shutil.rmtree(out / name, ignore_errors=True)
-    for name in _FILES:
+    for name in (*_FILES, "run.json", BEGUN):
         (out / name).unlink(missing_ok=True)
 
 

@@ -46,7 +46,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
     from draftsmith.bench.plots import save_tuning_plots
     from draftsmith.bench.tuner import advice, batch_advice, evidence
 
-    record = start_run("tune", options, seed=options.sampling.seed)
+    record = start_run("tune", options, seed=options.sampling.seed, out=options.out)
     tuner = open_tuner(options)
     tuning = tuner.tune()
     console = Console(highlight=False)

@@ -94,7 +94,7 @@ def run(options: LiveReplayOptions) -> dict[str, Any]:
     from draftsmith.live.replay import Method, maker, replay, settings, table
     from draftsmith.targets.hf import open_model
 
-    record = start_run("live replay", options)
+    record = start_run("live replay", options, out=options.out)
     parts = read_stream(options.stream, options.limit)
     if any(one.reference for part in parts for one in part):
         sacrebleu_metrics()  # fail before hours of decoding
@@ -126,7 +126,7 @@ def run(options: LiveReplayOptions) -> dict[str, Any]:
     write_text_atomic(options.out / "tables.md", f"{tables}\n{below}\n")
     plots.save(rows, options.out)
     write_records(options.out, made, parts, language)
-    write_json_atomic(options.out / "run.json", record.record(results=result))
+    record.write(options.out, results=result)
     console = Console(highlight=False)
     console.print(Markdown(tables))
     console.print(below, markup=False, soft_wrap=True)

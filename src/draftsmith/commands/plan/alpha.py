@@ -32,7 +32,7 @@ def run(options: PlanAlphaOptions) -> dict[str, Any]:
     from draftsmith.plan.acceptance import estimate
     from draftsmith.plan.observations import read_counts
 
-    record = start_run("plan alpha", options)
+    record = start_run("plan alpha", options, out=options.out)
     found = estimate(read_counts(options.counts, options.draft))
     rates = {"least squares": found.least_squares, "maximum likelihood": found.mle}
     show(

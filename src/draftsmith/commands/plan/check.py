@@ -40,7 +40,7 @@ def run(options: PlanCheckOptions) -> dict[str, Any]:
     """Read, compare, print, draw."""
     from draftsmith.plan.ladder import PREDICTED_KIND, compare, read_predictions
 
-    record = start_run("plan check", options)
+    record = start_run("plan check", options, out=options.out)
     predictions = read_predictions(options.predictions)
     found = read_measured(options.records)
     rows, warnings = compare(predictions, found)

@@ -39,7 +39,7 @@ def run(options: PlanFitOptions) -> dict[str, Any]:
     from draftsmith.plan.fit import fit_loss
     from draftsmith.plan.observations import read_trained
 
-    record = start_run("plan fit", options, seed=options.seed)
+    record = start_run("plan fit", options, seed=options.seed, out=options.out)
     models = read_trained(options.runs)
     with naming(options.runs):
         fit = fit_loss(models, bootstrap=options.bootstrap, seed=options.seed)

@@ -138,7 +138,7 @@ def run(options: PlanLadderOptions) -> dict[str, Any]:
     from draftsmith.plan.ladder import ladder
     from draftsmith.plan.optimum import SizingProblem
 
-    record = start_run("plan ladder", options)
+    record = start_run("plan ladder", options, out=options.out)
     guesses: list[str] = []
     config, target_params = read_target(options, guesses)
     law, loss = laws_of(options.laws)

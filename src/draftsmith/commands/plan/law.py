@@ -55,7 +55,7 @@ def run(options: PlanLawOptions) -> dict[str, Any]:
     from draftsmith.plan.observations import read_observations
     from draftsmith.plan.optimum import NAMES
 
-    record = start_run("plan law", options)
+    record = start_run("plan law", options, out=options.out)
     observations = [
         one for path in options.observations for one in read_observations(path, options.protocol)
     ]

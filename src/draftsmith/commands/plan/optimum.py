@@ -58,7 +58,7 @@ def run(options: PlanOptimumOptions) -> dict[str, Any]:
     """Solve, print, draw."""
     from draftsmith.plan.optimum import SizingProblem, TokenBudget, best_draft, draft_of
 
-    record = start_run("plan optimum", options)
+    record = start_run("plan optimum", options, out=options.out)
     law, loss = laws_of(options.laws)
     integer, M = options.integer, parse_count(options.target_params, "--target-params")
     tokens = parse_count(options.draft_tokens, "--draft-tokens")

@@ -40,7 +40,7 @@ def run(options: PlanSweepOptions) -> dict[str, Any]:
     """Find the optima, fit, print, draw."""
     from draftsmith.plan.sweep import sweep
 
-    record = start_run("plan sweep", options)
+    record = start_run("plan sweep", options, out=options.out)
     law, loss = laws_of(options.laws)
     found = sweep(options.grid, law=law, loss=loss)
     if options.out is not None:

@@ -29,7 +29,7 @@ def run(options: PlanTableOptions) -> dict[str, Any]:
     """Recompute, print, draw."""
     from draftsmith.plan.tables import TABLES, paper_table
 
-    record = start_run("plan table", options)
+    record = start_run("plan table", options, out=options.out)
     numbers = list(TABLES) if options.number == "all" else [int(options.number)]
     tables = [paper_table(number) for number in numbers]
     for table in tables:
