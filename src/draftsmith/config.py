@@ -615,11 +615,7 @@ def _check_word(flag: Flag, value: str) -> None:
     require(bool(value) or flag.default == "", f"{flag.name} must not be empty")
     check_text(value, flag.name)
     if Path in map(bare, get_args(flag.kind) or (flag.kind,)):
-        try:
-            os.lstat(value)
-        except OSError as error:
-            long = error.errno == errno.ENAMETOOLONG
-            require(not long, f"{flag.name}: the path is too long, got {short(value)}")
+        require(not _too_long(value), f"{flag.name}: the path is too long, got {short(value)}")
 
 
 def _alternatives(kind: Any) -> list[Any]:
@@ -725,6 +721,22 @@ def require_name(what: str, value: object) -> None:
     """Raise `InputError` unless it is a text or a path."""
     good = isinstance(value, (str, os.PathLike))
     require(good, f"{what} must be a text or a path, got {short(value)}")
+
+
+def require_short(what: str, path: object) -> None:
+    """Raise `InputError` for a name that is no path because of its length."""
+    require(not _too_long(path), f"{what} is too long for a path, got {short(path)}")
+
+
+def _too_long(path: Any) -> bool:
+    """Whether the system takes it for no path because of its length."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    except ValueError:  # what no path can hold is said elsewhere
+        pass
+    return False
 
 
 _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {

@@ -162,6 +162,7 @@ def change_weights(folder: Folder, change: Callable[[dict[str, torch.Tensor]], N
         ("num_hidden_layers", 100),
         ("num_hidden_layers", 10_000_000),
         ("num_hidden_layers", 10**18),
+        ("num_labels", 10**9),
         ("vocab_size", 10**9),
         ("intermediate_size", 10**12),
         ("num_key_value_heads", 10**9),
@@ -263,6 +264,28 @@ def test_an_end_that_is_no_token_is_named(copy: Folder, value: object) -> None:
     """transformers keeps it, and texts would go on behind their end."""
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     refusal(BackendError, 3, "eos_token_id", lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_a_link_that_leads_nowhere_is_named(copy: Folder, name: str) -> None:
+    """Without its generation_config.json a model would end its texts elsewhere."""
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(copy / "nowhere")
+    refusal(BackendError, 3, rf"{name}.*broken link", lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "nonsense"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_file_that_cannot_be_read_is_named(copy: Folder, name: str, text: str) -> None:
+    (copy / name).write_text(text)
+    refusal(BackendError, 3, f"{copy}/{name}", lambda: load_target(str(copy)))
+
+
+def test_a_word_that_transformers_does_not_know_is_named(copy: Folder) -> None:
+    set_config(copy, hidden_act="nonsense")
+    refusal(BackendError, 3, "there is no 'nonsense'", lambda: load_target(str(copy)))
 
 
 def test_a_generation_config_may_be_left_out(copy: Folder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,20 @@ def test_several_texts_say_whose_they_are(models: Path, capsys: pytest.CaptureFi
     out, _ = capsys.readouterr()
     assert "--- 1/2  the cat\n" in out
     assert f"--- 2/2  {'x' * 71}\N{HORIZONTAL ELLIPSIS}\n" in out
+
+
+def test_chats_that_are_blanks_to_their_template_are_numbered(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(models / "target", tmp_path / "target")
+    (tmp_path / "target" / "chat_template.jinja").write_text("{{ '   ' }}")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"question": "who"}\n' * 2)
+    words = ["--target", str(tmp_path / "target"), "--prompts", str(chats)]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", *words, "--max-new-tokens", "3"])
+    assert end.value.code == 0
+    assert "--- 2/2" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------------- tokens to text

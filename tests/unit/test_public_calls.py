@@ -257,11 +257,11 @@ def test_options_of_another_kind_are_refused(name: str, value: Any) -> None:
 
 @cases(
     {
-        "temperature": ["1", None, math.nan, math.inf, -1, True, 1e-300, [1]],
+        "temperature": ["1", None, math.nan, math.inf, -1, True, 1e-300, 10**400, [1]],
         "top_k": [-1, None, *WHOLE],
         "top_p": [0, 2, math.nan, "x", None],
         "min_p": [-1, math.nan, "x"],
-        "repetition_penalty": [0, -1, math.nan, math.inf, 1e308, "x", None],
+        "repetition_penalty": [0, -1, math.nan, math.inf, 1e308, 5e-324, "x", None],
         "presence_penalty": [math.inf, 1e308, "x", None],
         "frequency_penalty": [math.nan, -1e308],
         "logit_bias": [
@@ -358,12 +358,20 @@ def test_a_generator_names_what_is_of_another_kind(name: str, value: Any) -> Non
         "params": [{"temperature": 1}],
         "batch_size": [0, -1, None, *WHOLE],
         "predictions": [5, [None], [[1], [2]]],
+        "on_step": [5, "x"],
+        "on_done": [[print]],
     }
 )
 def test_a_generator_refuses_arguments_of_another_kind(name: str, value: Any) -> None:
     generator = Generator(target(), "prompt_lookup")
     with pytest.raises(InputError, match=name.removesuffix("s")[1:]):
         generator.generate([1, 2], **{name: value})
+
+
+@pytest.mark.parametrize("prompt", [b"ab", bytearray(b"ab"), memoryview(b"ab"), [b"ab"]])
+def test_a_generator_takes_no_bytes_for_token_ids(prompt: Any) -> None:
+    with pytest.raises(InputError, match=r"[Pp]rompt"):
+        Generator(target(), "prompt_lookup").generate(prompt)
 
 
 @pytest.mark.parametrize("model", ["a/folder", None, HFTarget])
@@ -397,13 +405,15 @@ def test_what_is_loaded_has_a_name(load: str, value: Any) -> None:
         "dtype": [5, None, torch.float64],
         "device": [0, torch.device("cpu")],
         "attn_implementation": [5, ["sdpa"]],
+        "revision": [5],
+        "trust_remote_code": ["no", 1],
     }
 )
 @pytest.mark.parametrize("load", [draftsmith.load_target, Generator])
 def test_how_a_model_is_loaded_is_said_in_words(
     load: Callable[..., object], name: str, value: Any
 ) -> None:
-    with pytest.raises(InputError, match=f"{name} must be a str, such as"):
+    with pytest.raises(InputError, match=f"{name} must be a (str, such as|bool)"):
         load(str(TARGET), **{name: value})
 
 
@@ -411,6 +421,12 @@ def test_how_a_model_is_loaded_is_said_in_words(
 def test_assignments_are_texts(assignments: Any) -> None:
     with pytest.raises(InputError):
         draftsmith.load_drafter("prompt_lookup", assignments)
+
+
+@pytest.mark.parametrize("load", ["load_drafter", "load_target", "load_suite"])
+def test_a_name_may_be_too_long(load: str) -> None:
+    with pytest.raises(InputError, match="too long for a path"):
+        getattr(draftsmith, load)(f"independent:{'a' * 5000}")
 
 
 def test_a_long_name_is_no_drafter() -> None:

@@ -174,7 +174,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
 def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
     """With several prompts, say which one follows."""
     if count > 1:
-        first = prompt.strip().splitlines()[0]
+        first, *_ = prompt.strip().splitlines() or [""]  # a chat template may write blanks alone
         short = first if len(first) <= 72 else f"{first[:71]}\N{HORIZONTAL ELLIPSIS}"
         out.print(Text(f"--- {number + 1}/{count}  {short}", style="bold"), soft_wrap=True)
 

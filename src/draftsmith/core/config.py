@@ -242,8 +242,8 @@ class Warping:
         require(0 < top_p <= 1, f"{name('top_p')} must be above 0 and at most 1, got {top_p}")
         require(0 <= min_p <= 1, f"{name('min_p')} must lie between 0 and 1, got {min_p}")
         penalty = self.repetition_penalty
-        good = 0 < penalty <= LARGEST
-        words = f"must be above 0 and at most {LARGEST:g}"
+        good = 1 / LARGEST <= penalty <= LARGEST  # what is nearer to 0 divides to infinity
+        words = f"must be above 0, from {1 / LARGEST:g} to {LARGEST:g}"
         require(good, f"{name('repetition_penalty')} {words}, got {penalty}")
         for field, value in (
             ("presence_penalty", self.presence_penalty),
@@ -317,8 +317,9 @@ def parse_temperatures(text: str, name: str = "--temperature") -> tuple[float, .
 def check_temperature(value: float, name: str = "--temperature") -> None:
     """Raise `InputError` unless `value` is a usable temperature."""
     # below 1e-30 scaled logits overflow; such a temperature is meant as greedy
-    good = value == 0 or 1e-30 <= value < math.inf
-    require(good, f"{name} must be 0 (greedy) or a positive number, got {value}")
+    good = value == 0 or 1 / LARGEST <= value <= LARGEST
+    words = f"must be 0 (greedy) or a positive number of at most {LARGEST:g}"
+    require(good, f"{name} {words}, got {short(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
-from draftsmith.config import at_least, check_whole, is_whole, require, require_kind
+from draftsmith.config import at_least, check_whole, is_whole, require, require_kind, short
 from draftsmith.core.config import SamplingParams
 from draftsmith.core.decode import DecodeOptions, check_target, decode
 from draftsmith.core.rows import StopStrings, check_prompt, several
@@ -172,6 +172,8 @@ def generate(
     check_target(target)
     require_kind("options", options, DecodeOptions)
     at_least(1, "batch_size", batch_size)
+    for name, call in (("on_step", on_step), ("on_done", on_done)):
+        require(call is None or callable(call), f"{name} must be a function, got {short(call)}")
     prompts, predictions = several(prompts, "prompts"), several(predictions, "predictions")
     if predictions and len(predictions) != len(prompts):
         raise InputError(f"{len(prompts)} prompts need as many predictions, not {len(predictions)}")
@@ -410,10 +412,14 @@ class Generator:
         )
 
 
+_BYTES = (bytes, bytearray, memoryview)
+"""An undecoded text: its numbers are no token ids."""
+
+
 def _as_list(prompts: Any) -> list[Any]:
     """The prompts as a list, also where one alone was given."""
     prompts = _plain(prompts)
-    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (str, *_BYTES, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     listed = list(prompts)
     if not listed:
@@ -423,7 +429,8 @@ def _as_list(prompts: Any) -> list[Any]:
 
 def _plain(values: Any) -> Any:
     """Arrays and tensors as lists."""
-    return values.tolist() if hasattr(values, "tolist") else values
+    array = hasattr(values, "tolist") and not isinstance(values, _BYTES)
+    return values.tolist() if array else values
 
 
 def _prompt_tokens(prompt: Any, number: int, target: Target) -> Sequence[int]:
@@ -431,7 +438,9 @@ def _prompt_tokens(prompt: Any, number: int, target: Target) -> Sequence[int]:
     if isinstance(prompt, str):
         return encode(Prompt(id=str(number), text=prompt), target)
     prompt = _plain(prompt)
-    parts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
+    parts = (
+        list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, _BYTES) else None
+    )
     if parts and all(isinstance(one, Mapping) for one in parts):
         return encode(Prompt(id=str(number), messages=_messages(parts, number)), target)
     if parts is None or not all(is_whole(one) for one in parts):

@@ -25,7 +25,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from draftsmith.config import require_name
+from draftsmith.config import require_name, require_short
 from draftsmith.data.prompts import Prompt, read_record
 from draftsmith.data.text import (
     STANDARD_LIBRARY,
@@ -50,6 +50,7 @@ def load_suite(name: str | Path, *, limit: int | None = None) -> tuple[Prompt, .
         BackendError: the package that offers the suite cannot be imported, or offers no prompts.
     """
     require_name("a suite", name)
+    require_short("a suite", name)
     path = Path(name)
     if path.exists() or path.suffix:
         return load_prompts(path, limit=limit)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from draftsmith.config import from_dict, override, require, short
+from draftsmith.config import from_dict, override, require, require_short, short
 from draftsmith.drafters.base import STRUCTURE, Drafter, options_marked
 from draftsmith.drafters.config import built_in_kinds, drafter_manifest, drafter_parts, kinds
 from draftsmith.errors import InputError, nearest
@@ -86,6 +86,7 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
     if source is not None:
         if not takes_source(cls):
             raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
+        require_short(f"--drafter {kind}: the model", source)
         if (Path(source) / "drafter.json").is_file():
             manifest = drafter_manifest(Path(source))
             if manifest["kind"] != kind:

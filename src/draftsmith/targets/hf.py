@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
 
-from draftsmith.config import is_whole, require_kind, require_name, short
+from draftsmith.config import is_whole, require_kind, require_name, require_short, short
 from draftsmith.core import attention
 from draftsmith.core.cache import Block, KVCache, KVSpec
 from draftsmith.core.transfer import to_device
@@ -29,10 +29,12 @@ from draftsmith.errors import (
     nearest,
 )
 from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
+from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.support import (
-    MOST_MODULES,
+    LISTED,
+    MOST_LISTED,
     around_attention,
     context_of,
     probe,
@@ -371,9 +373,13 @@ def load_target(
         UnsupportedModel: the architecture cannot be decoded exactly.
     """
     require_name("a target", name)
+    require_short("a target", name)
     require_kind("dtype", dtype, str, ", such as 'float32'")
     require_kind("device", device, str, ", such as 'cuda:0'")
     require_kind("attn_implementation", attn_implementation, str, ", such as 'sdpa'")
+    if revision is not None:
+        require_kind("revision", revision, str, ", such as a branch or tag")
+    require_kind("trust_remote_code", trust_remote_code, bool)
     name = os.fspath(name)
     model = load_model(
         name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
@@ -461,9 +467,9 @@ def load_model(
     _require_folder(name)
     where = revision or "main"
     source: dict[str, Any] = {"revision": where, "trust_remote_code": trust_remote_code}
-    with loading(f"the model {name!r}"):
+    with loading(f"the model {name!r}", name):
         plain, _ = PreTrainedConfig.get_config_dict(name, revision=where)
-        refuse_by_counts(plain, MOST_MODULES, name, f"no model has more than {MOST_MODULES}")
+        refuse_by_counts(plain, MOST_LISTED, name, f"no model has more than {MOST_LISTED}", LISTED)
         config = AutoConfig.from_pretrained(name, **source)
         # before gigabytes of weights are read
         architecture = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -522,7 +528,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     _require_folder(name)
-    with loading(f"the tokenizer of {name!r}"):
+    with loading(f"the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
@@ -536,14 +542,41 @@ def load_tokenizer(
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Whatever other packages raise while they read files becomes one sentence."""
+def loading(what: str, folder: str = "") -> Iterator[None]:
+    """Whatever other packages raise while they read files becomes one sentence. `folder`: of a
+    model, whose first file that cannot be read is named."""
     try:
         yield
     except DraftsmithError:
         raise
     except Exception as error:
-        raise BackendError(f"Cannot load {what}: {_sentence(error)}") from error
+        reason = _unreadable(Path(folder)) if folder else None
+        raise BackendError(f"Cannot load {what}: {reason or _sentence(error)}") from error
+
+
+_OBJECTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    SAFE_WEIGHTS_INDEX_NAME,
+)
+"""Files of a model folder that hold a JSON object each."""
+
+
+def _unreadable(folder: Path) -> str | None:
+    """Name the first file that holds no JSON object; other packages say what is wrong in it, but
+    not where."""
+    for file in (folder / name for name in _OBJECTS if (folder / name).is_file()):
+        try:
+            if isinstance(read_json(file), dict):
+                continue
+        except InputError as error:
+            return f"{error}."
+        return f"{file} holds no JSON object."
+    return None
 
 
 def _sentence(error: Exception) -> str:
@@ -586,6 +619,12 @@ def _require_folder(name: str) -> None:
     if looks_local and not (path / "config.json").is_file():
         what = "has no config.json" if path.is_dir() else "does not exist"
         raise BackendError(f"The model folder {name!r} {what}; give a folder or a hub id.")
+    for file in sorted(path.glob("*")) if looks_local else ():
+        if file.suffix in (".json", ".jinja") and not file.is_file():
+            raise BackendError(  # transformers would go on as if it had never been there
+                f"The model folder {name!r} holds {file.name}, which leads to no file (a broken "
+                "link, say): fetch it again, or delete it."
+            )
 
 
 def _head(model: Any, title: str) -> Any:

@@ -68,8 +68,10 @@ MaskRule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 _COUNTS = re.compile(r"num_hidden_layers|num_layers|n_layers?|\w*experts")
 """Keys of a config.json that name how many modules of a kind are made, one after the other."""
-MOST_MODULES = 1 << 16
-"""No model has more layers or experts: a list of them would be long enough to be felt."""
+LISTED = re.compile(rf"{_COUNTS.pattern}|num_labels")
+"""Those, and keys that name how long a list transformers makes of names."""
+MOST_LISTED = 1 << 16
+"""No model has more layers, experts or labels: a list of them would be long enough to be felt."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 # Masks and frequencies that older transformers saved and newer ones compute.
 _COMPUTED = re.compile(
@@ -128,15 +130,21 @@ def stored_tensors(name: str, revision: str, plain: Mapping[str, Any]) -> dict[s
     return found
 
 
-def refuse_by_counts(plain: Mapping[str, Any], most: int, name: str, reason: str) -> None:
-    """Refuse more than `most` layers or experts; `plain`: what stands in config.json.
+def refuse_by_counts(
+    plain: Mapping[str, Any],
+    most: int,
+    name: str,
+    reason: str,
+    counts: re.Pattern[str] = _COUNTS,
+) -> None:
+    """Refuse more than `most` of what the keys `counts` name; `plain`: what stands in config.json.
 
     Raises:
         BackendError: with the key and the reason.
     """
     for part in (plain, *(value for value in plain.values() if isinstance(value, dict))):
         for key, value in part.items():
-            if _COUNTS.fullmatch(key) and isinstance(value, int) and value > most:
+            if counts.fullmatch(key) and isinstance(value, int) and value > most:
                 raise BackendError(
                     f"The model {name!r} does not fit its configuration: config.json asks for "
                     f"{key} {value}, and {reason}."
