@@ -102,7 +102,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
         checkpoints.load(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"format": 99}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"format": 99}', b'{"format": 1, "sha257": {}}', b"\xff\xfe"],
+)
 def test_a_damaged_manifest_is_named(tmp_path: Path, content: bytes) -> None:
     path = checkpoints.save(tmp_path, make(5), keep=2)
     (path / "manifest.json").write_bytes(content)

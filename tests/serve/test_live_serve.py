@@ -62,6 +62,9 @@ def test_a_port_that_is_taken_is_named_with_a_remedy(capsys: pytest.CaptureFixtu
     assert f"127.0.0.1:{port}" in sentence and "--port" in sentence
 
 
-def test_a_host_that_is_not_here_is_named_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = refused(capsys, "--host", "203.0.113.7", "--port", "0")
-    assert "203.0.113.7" in sentence and "--host" in sentence
+@pytest.mark.parametrize("host", ["203.0.113.7", "a..b"])
+def test_a_host_that_is_not_here_is_named_with_a_remedy(
+    capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    sentence = refused(capsys, "--host", host, "--port", "0")
+    assert host in sentence and "--host" in sentence

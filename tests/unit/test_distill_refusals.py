@@ -58,6 +58,7 @@ def distil(command: Command, store: Path, out: Path, *words: str, code: int = 2)
         ("medusa layers=-1", "layers must be at least 0"),
         ("grifin", "'griffin'"),
         ("independent", "needs a model"),
+        ("eagle:", "names no folder behind the colon"),
         ("prompt_lookup", "no weights"),
     ],
 )

@@ -96,6 +96,15 @@ def test_layers_that_the_target_has_not_are_refused(
         loaded("eagle3", target, folder)
 
 
+@pytest.mark.parametrize("said", [[1], "all"])
+def test_an_eagle_config_that_is_no_object_is_refused(
+    said: object, target: HFTarget, tmp_path: Path
+) -> None:
+    folder = released("eagle3", target, tmp_path, eagle_config=said)
+    with pytest.raises(BackendError, match=r"eagle_config is .* should be an object"):
+        loaded("eagle3", target, folder)
+
+
 @pytest.mark.parametrize("kind", ["int8", "int32", "float8_e4m3fn", "float8_e5m2"])
 def test_quantised_weights_are_refused(kind: str, target: HFTarget, tmp_path: Path) -> None:
     path = released("eagle", target, tmp_path) / "model.safetensors"

@@ -86,7 +86,9 @@ def test_a_time_that_is_none_is_refused(time: Any) -> None:
         heard("simulstreaming", as_lines({"text": "to", "emission_time": time}))
 
 
-@pytest.mark.parametrize("values", [{"time": math.nan}, {"time": math.inf}, {"seg": 2**53}])
+@pytest.mark.parametrize(
+    "values", [{"time": math.nan}, {"time": math.inf}, {"time": 1e306}, {"seg": 2**53}]
+)
 def test_a_hypothesis_has_numbers_that_every_reader_can_read(values: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="0 or more"):
         Hypothesis(**{"seg": 0, "rev": 0, "text": "to", **values})

@@ -450,7 +450,7 @@ def test_the_most_frequent_tokens_are_chosen_with_ties_to_smaller_ids() -> None:
     assert subset.ids[subset.unknown] == 1
     mapped = list(tokenizer_training.into_subset(documents, subset.ids, 10))
     assert mapped[0].tolist() == [2, 2, 1, 1, -1, -1]
-    for keep in (0, 11):
+    for keep in (0, 1, 11):
         with pytest.raises(InputError, match="--vocab-subset"):
             tokenizer_training.most_frequent(counts, keep, {9})
 
@@ -644,6 +644,7 @@ def test_text_is_read_from_plain_and_compressed_files_and_jsonl(tmp_path: Path) 
     [
         ("bad.txt", b"\xff\xfe\xfa", r"bad\.txt is not UTF-8"),
         ("bad.gz", b"no gzip", r"bad\.gz: damaged"),
+        ("bad.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 9, r"bad\.gz: damaged"),
         ("bad.xz", b"no xz", r"bad\.xz: damaged"),
         ("bad.jsonl", b'{"text": "a"}\n{oops\n', r"bad\.jsonl, line 2"),
         ("bad.jsonl", b'{"body": "a"}\n', r"bad\.jsonl, line 1"),
@@ -677,6 +678,13 @@ def test_holding_out_depends_on_names_alone(corpus: Path) -> None:
     assert 0 < len(held) < 24
     fewer = _text.hold_out(files[::2], 0.3)[1]
     assert {f.name for f in fewer} == {f.name for f in held} & {f.name for f in files[::2]}
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"model": 5}'])
+def test_a_damaged_tokenizer_of_an_interrupted_run_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(BackendError, match=f"the tokenizer in {tmp_path}"):
+        tokenizer_training.kept(tmp_path)
 
 
 def test_a_trained_tokenizer_gives_every_text_back() -> None:

@@ -10,6 +10,7 @@ import hashlib
 import lzma
 import os
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -132,7 +133,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise InputError(f"cannot read: {path} does not exist") from None
     except IsADirectoryError:
         raise InputError(f"cannot read: {path} is a folder") from None
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: damaged or not a {path.suffix} file ({error})") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None

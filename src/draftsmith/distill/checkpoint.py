@@ -156,9 +156,14 @@ def read_state(path: Path) -> dict[str, Any]:
 def verify(path: Path) -> None:
     """Every file that the manifest lists exists and has its sha256; else BackendError."""
     manifest = _read(path / MANIFEST, read_json)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise BackendError(f"{path / MANIFEST} is not a checkpoint manifest of format {FORMAT}")
-    for name, digest in manifest["sha256"].items():
+    good = isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    digests = manifest.get("sha256") if good else None
+    if not isinstance(digests, dict):
+        raise BackendError(
+            f"{path / MANIFEST} is not a checkpoint manifest of format {FORMAT}: it is damaged, or "
+            "of another version; remove this checkpoint folder to continue from the one before"
+        )
+    for name, digest in digests.items():
         if not (path / name).is_file():
             raise BackendError(f"{path / name} is missing; remove this checkpoint folder")
         if sha256(path / name) != digest:

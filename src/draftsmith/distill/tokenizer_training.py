@@ -92,10 +92,8 @@ def is_kept(folder: Path, origin: Mapping[str, object] | None = None) -> bool:
 
 def kept(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer that `keep` saved, alone in its folder. Raises BackendError (damaged)."""
-    try:
+    with targets_hf.loading(f"the tokenizer in {folder}"):
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BackendError(f"cannot read the tokenizer in {folder}: {error}") from error
     return tokenizer
 
 
@@ -163,12 +161,12 @@ def token_counts(documents: Iterable[Tokens], vocab_size: int) -> NDArray[np.int
 def most_frequent(counts: NDArray[np.int64], keep: int, always: set[int]) -> Tokens:
     """Ids of the `keep` most frequent tokens with all of `always`, ascending.
 
-    Ties go to the smaller id. Raises InputError when `always` alone is more than `keep`.
+    Ties go to the smaller id. Raises InputError when `keep` leaves no room beside `always`.
     """
-    if keep > len(counts) or len(always) > keep:
+    if not len(always) < keep <= len(counts):
         raise InputError(
-            f"--vocab-subset {keep} must lie between {len(always)} (the special tokens) and "
-            f"{len(counts)} (all tokens)"
+            f"--vocab-subset {keep} must lie between {len(always) + 1} (one token more than the "
+            f"special ones) and {len(counts)} (all tokens)"
         )
     counts = counts.copy()
     counts[sorted(always)] = np.iinfo(np.int64).max

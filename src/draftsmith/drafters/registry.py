@@ -87,6 +87,8 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         if not takes_source(cls):
             raise InputError(f"Drafter {kind!r} takes nothing behind a colon, got {source!r}.")
         require_short(f"--drafter {kind}: the model", source)
+        # what a shell makes of KIND:$FOLDER where the variable is not set
+        require(bool(source), f"Drafter {spec!r} names no folder behind the colon: write one.")
         if (Path(source) / "drafter.json").is_file():
             manifest = drafter_manifest(Path(source))
             if manifest["kind"] != kind:

@@ -9,7 +9,6 @@ Both are lines of JSON files; an unknown key is an error that names the nearest 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, pairwise
@@ -43,8 +42,8 @@ class Hypothesis:
         for name, number in (("seg", self.seg), ("rev", self.rev)):
             if not 0 <= number < NUMBERS:
                 raise InputError(f"{name} must be 0 or more and below 2^53, got {number}")
-        if self.time is not None and not 0 <= self.time < math.inf:  # NaN is not
-            raise InputError(f"time must be 0 or more seconds, got {self.time}")
+        if self.time is not None and not 0 <= self.time < NUMBERS:  # NaN is not
+            raise InputError(f"time must be 0 or more and below 2^53 seconds, got {self.time}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,7 +102,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, reuse_port=False)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise BackendError(
             f"cannot listen at {host}:{port} ({error}): choose another --port or --host"
         ) from None

@@ -377,6 +377,11 @@ def fused_by(config: LlamaConfig, count: int, folder: Path) -> tuple[int, ...] |
         BackendError: the target, of `count` layers, has no such ones.
     """
     nested = getattr(config, "eagle_config", None) or {}
+    if not isinstance(nested, dict):
+        raise BackendError(
+            f"The drafter in {folder} cannot be loaded: eagle_config is {nested!r} in its "
+            "config.json, which should be an object."
+        )
     inside = nested.get(LAYERS)
     numbers, first = (inside, 0) if inside else (getattr(config, LAYERS, None), 1)
     if not numbers:
