@@ -827,7 +827,38 @@ def test_the_claims_about_live_translation_are_in_their_records() -> None:
             f"NE {half['ne']:.2f}",
             quality(half),
         ]
-        assert {row["n"] for row in rows} == {str(record["sentences"])}
+    assert {row["n"] for row in rows} == {f"{live('flores')['sentences']}; 100"}
+    assert live("beginnings")["sentences"] == 100
+
+
+def test_the_shipped_models_table_of_live_translation_is_its_record() -> None:
+    record = live("flores")
+
+    def shown(one: Mapping[str, Any], name: str, digits: int) -> str:
+        value, low, high = (f"{one[name + end]:.{digits}f}" for end in ("", "_low", "_high"))
+        return f"{value} ({low} to {high})"
+
+    _, lines = table("the shipped model", ROOT / "docs/live.md")
+    assert len(lines) == 10
+    for name, cells in lines.items():
+        rows = record["rewriting" if name.startswith("rewrites") else "rows"]
+        hidden = re.search(r"(\d) hidden", name)
+        bias = re.search(r"bias ([\d.]+)", name)
+        (one,) = (
+            row
+            for row in rows
+            if row["mask_k"] == (int(hidden[1]) if hidden else 0)
+            and row["mask"] == ("draft" if "not drafted" in name else "display")
+            and row["bias"] == (float(bias[1]) if bias else None)
+        )
+        assert cells == [
+            shown(one, "speedup", 2),
+            shown(one, "ne", 2),
+            f"{one['ne_words']:.2f}",
+            f"{one['ne_tokens']:.2f}",
+            shown(one, "chrf", 1),
+            shown(one, "bleu", 1),
+        ]
 
 
 def test_the_tables_of_live_translation_are_their_records() -> None:

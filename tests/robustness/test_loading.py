@@ -285,7 +285,7 @@ def test_a_file_that_cannot_be_read_is_named(copy: Folder, name: str, text: str)
 
 def test_a_word_that_transformers_does_not_know_is_named(copy: Folder) -> None:
     set_config(copy, hidden_act="nonsense")
-    refusal(BackendError, 3, "there is no 'nonsense'", lambda: load_target(str(copy)))
+    refusal(BackendError, 3, "key 'nonsense'", lambda: load_target(str(copy)))
 
 
 def test_a_generation_config_may_be_left_out(copy: Folder) -> None:

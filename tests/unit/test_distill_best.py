@@ -30,7 +30,7 @@ def check_the_best_is_written(folder: Path, command: Command, *words: str) -> No
     beginning of another run, that has the best figure."""
     store = ["--store", str(folder / "store"), "--hold-out", "0.4"]
     a_collect(folder, command)(folder / "store", "--samples", "3")
-    spoiling = ["--eval-every", "1", "--warmup", "12", "--learning-rate", "2"]
+    spoiling = ["--eval-every", "1", "--warmup", "12", "--learning-rate", "1"]
     found = command("distill", *distill_words(folder, folder / "out", *store, *spoiling, *words))
     lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
     measured = {

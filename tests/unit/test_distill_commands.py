@@ -72,7 +72,7 @@ def test_a_drafter_that_is_no_better_is_called_so(
 ) -> None:
     words = ["--store", str(store), "--hold-out", "0.3"]
     wild = command(
-        "distill", *distill_words(folder, tmp_path / "wild", *words, "--learning-rate", "100")
+        "distill", *distill_words(folder, tmp_path / "wild", *words, "--learning-rate", "1")
     )
     assert wild["after"] < wild["before"] and "is no better than it was" in caplog.messages[-1]
     caplog.clear()

@@ -443,7 +443,7 @@ def test_texts_and_folders_that_cannot_be_used_are_named(
     command("bench", *ends, "--perplexity", str(folder / "text.txt"))
     said = command("bench", *ends, "--perplexity", str(folder / "text.txt"), code=2)
     assert f"--out {out}" in said
-    (out / "run.json").unlink()  # as if it had been killed
+    (out / "run.json").rename(out / ".begun.json")  # as if it had been killed
     (out / "observations.csv").write_text("half")
     command("bench", *ends, "--perplexity", str(folder / "text.txt"))
     assert (out / "run.json").exists() and (out / "observations.csv").read_text() != "half"
