@@ -17,25 +17,25 @@ EXPECTED = {
         --debug --json --limit --max-new-tokens --models --out --seed --temperature
     """,
     "generate": """
-        --acceptance --attn-implementation --batch-size --debug --device --draft-length
+        --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
         --limit --logit-bias --max-new-tokens --min-p --presence-penalty --prompt --prompts
         --repetition-penalty --revision --rule --seed --stop --stream --target --temperature --top-k
-        --top-p --trust-remote-code
+        --top-p --trust-remote-code --weights
     """,
     "bench": """
-        --acceptance --attn-implementation --batch-size --debug --device --draft-length
+        --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
         --limit --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --perplexity
         --presence-penalty --repeats --repetition-penalty --revision --rule --seed --suite --target
-        --temperature --top-k --top-p --trust-remote-code --warmup
+        --temperature --top-k --top-p --trust-remote-code --warmup --weights
     """,
     "tune": """
-        --acceptance --attn-implementation --batch-sizes --debug --device --draft-length
+        --acceptance --attn-implementation --batch-sizes --compile --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
         --limit --logit-bias --longest --max-new-tokens --min-p --out --presence-penalty
         --repetition-penalty --revision --rule --seed --suite --target --temperature --top-k --top-p
-        --trust-remote-code
+        --trust-remote-code --weights
     """,
     "doctor": """
         --debug --json
@@ -51,10 +51,11 @@ EXPECTED = {
         --weight-decay
     """,
     "collect": """
-        --attn-implementation --backend --batch-size --beams --debug --device --dtype --features
-        --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes --max-new-tokens
-        --on-bad-prompt --out --prompts --ray --revision --samples --seed --shard-size --system
-        --target --temperatures --top-k --top-p --trust-remote-code --workers
+        --attn-implementation --backend --batch-size --beams --compile --debug --device --dtype
+        --features --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes
+        --max-new-tokens --on-bad-prompt --out --prompts --ray --revision --samples --seed
+        --shard-size --system --target --temperatures --top-k --top-p --trust-remote-code --weights
+        --workers
     """,
     "distill": """
         --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
@@ -72,25 +73,26 @@ EXPECTED = {
         --base --debug --json --out --runs
     """,
     "live translate": """
-        --agree --attn-implementation --bias --context --debug --device --dtype --final-bias
-        --format --json --language --mask-k --max-ratio --min-common --no-shrink --out --resync
-        --revision --revision-bias --target --template --then --trim-full-stop --trust-remote-code
-        --unit --whole-words
+        --agree --attn-implementation --bias --compile --context --debug --device --dtype
+        --final-bias --format --json --language --mask-k --max-ratio --min-common --no-shrink --out
+        --resync --revision --revision-bias --target --template --then --trim-full-stop
+        --trust-remote-code --unit --weights --whole-words
     """,
     "live make-stream": """
         --debug --json --lag --limit --out --references --rewrites --seed --source --unit
     """,
     "live replay": """
-        --attn-implementation --bias --compare --context --debug --device --dtype --final-bias
-        --json --language --limit --mask --mask-k --max-ratio --min-common --out --resync
-        --revision --revision-bias --stream --target --template --then --trim-full-stop
-        --trust-remote-code
+        --attn-implementation --bias --compare --compile --context --debug --device --dtype
+        --final-bias --json --language --limit --mask --mask-k --max-ratio --min-common --out
+        --resync --revision --revision-bias --stream --target --template --then --trim-full-stop
+        --trust-remote-code --weights
     """,
     "live serve": """
-        --agree --allow-origin --attn-implementation --bias --context --debug --device --dtype
-        --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --min-common
-        --per-address --port --resync --revision --revision-bias --sessions --target --template
-        --then --token --trim-full-stop --trust-remote-code --unit --whole-words
+        --agree --allow-origin --attn-implementation --bias --compile --context --debug --device
+        --dtype --final-bias --host --json --keep-seconds --language --mask-k --max-ratio
+        --min-common --per-address --port --resync --revision --revision-bias --sessions --target
+        --template --then --token --trim-full-stop --trust-remote-code --unit --weights
+        --whole-words
     """,
     "live make-examples": """
         --debug --form --json --language --limit --out --pairs --prefixes --seed --source-unit

@@ -586,6 +586,7 @@ def _model_facts(target: Target) -> dict[str, Any]:
         "device": str(target.device),
         "weights": _structure(target.model) if isinstance(target, HFTarget) else None,
         "attention": target.attn_implementation if isinstance(target, HFTarget) else None,
+        "engine": target.engine if isinstance(target, HFTarget) else None,
     }
 
 

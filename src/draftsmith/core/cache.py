@@ -178,6 +178,11 @@ class KVCache:
     def capacity(self) -> int:
         return self._stores[0].shape[3] if self._stores else 1 << 40
 
+    def whole(self) -> Tensor:
+        """[2 L, B, H, S, D]: keys and values of all layers by turns, where all are of one shape."""
+        (store,) = self._stores
+        return store
+
     # ------------------------------------------------------------------ writing
 
     def stage(

@@ -29,7 +29,7 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
 from draftsmith.targets.base import BindableTarget, Target
-from draftsmith.targets.config import Attention, Dtype, ModelConfig
+from draftsmith.targets.config import Attention, Dtype, ModelConfig, Weights
 from draftsmith.targets.hf import open_target
 
 
@@ -270,6 +270,8 @@ class Generator:
         dtype: as for `load_target`, like those below; only where `target` is a name.
         device: where the model runs.
         attn_implementation: transformers' implementation of attention.
+        weights: format that a CPU computes in, see `ModelConfig`.
+        compile: run models of the Llama family on a CPU in C++.
         revision: branch, tag or commit on the hub.
         trust_remote_code: run code that comes with the model.
 
@@ -292,6 +294,8 @@ class Generator:
         dtype: Dtype = "auto",
         device: str = "auto",
         attn_implementation: Attention = "sdpa",
+        weights: Weights = "auto",
+        compile: bool = False,
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -300,6 +304,8 @@ class Generator:
             dtype=dtype,
             device=device,
             attn_implementation=attn_implementation,
+            weights=weights,
+            compile=compile,
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
@@ -310,7 +316,7 @@ class Generator:
             require(
                 model == ModelConfig(target=""),
                 f"{target.name} is loaded already: give dtype, device, attn_implementation, "
-                "revision and trust_remote_code to load_target.",
+                "weights, compile, revision and trust_remote_code to load_target.",
             )
         require_kind("drafter_options", drafter_options, Mapping, " of options to values")
         DecodeOptions(shape=shape, policy=policy, rule=rule, allow_lossy=allow_lossy)  # checks them

@@ -9,6 +9,7 @@ from draftsmith.config import Configuration, require
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Attention = Literal["sdpa", "eager"]
+Weights = Literal["auto", "bf16", "w8a8", "int8", "int4"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class ModelConfig(Configuration):
     """The target: the model whose output law is preserved."""
 
     target: str
-    """Folder or hub id of a decoder-only transformers model."""
+    """A decoder-only model: folder or hub id of transformers, FILE.gguf, or a package with one."""
     dtype: Dtype = "auto"
     """Number format of weights and arithmetic; auto takes the checkpoint's own."""
     device: str = "auto"
@@ -25,8 +26,17 @@ class ModelConfig(Configuration):
     """The attention kernel."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
+    weights: Weights = "auto"
+    """Format that the compiled engine computes in. auto: the checkpoint's own, GGUF's blocks among
+    them. int8 and int4 have a scale per 32 weights, w8a8 one per row and token: another model."""
+    compile: bool = False
+    """Run forwards of the Llama family on a CPU in C++, which is built at first use."""
     trust_remote_code: bool = False
     """Run Python code that a hub model brings along: only if you have read that code."""
 
     def validate(self) -> None:
         require(bool(self.target.strip()), "--target must name a folder or a hub id, got ''")
+        require(
+            self.compile or self.weights == "auto",
+            f"--weights {self.weights} needs --compile: only the compiled engine computes in it",
+        )

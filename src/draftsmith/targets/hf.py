@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.gguf import StoredBlocks, gguf_file, unpacked
+from draftsmith.targets.native.engine import FORMATS, Engine, Stored, why_not
+from draftsmith.targets.native.library import NotBuilt
 from draftsmith.targets.support import (
     LISTED,
     MOST_LISTED,
@@ -104,6 +107,9 @@ _DTYPES = {
 }
 
 
+_FORMS = {"bf16": "bfloat16"}
+"""Formats of weights that the command line abbreviates."""
+
 LIMIT_BYTES = 2 << 30
 """Models whose weights come to more are not packed: the copy would be felt."""
 _STEP = 4
@@ -129,8 +135,9 @@ class PackedLinears:
     arithmetic, or more than `LIMIT_BYTES` of weights.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        layers = [m for m in model.modules() if type(m) is nn.Linear and _fits(m)]
+    def __init__(self, model: nn.Module | None) -> None:
+        modules = [] if model is None else model.modules()
+        layers = [m for m in modules if type(m) is nn.Linear and _fits(m)]
         size = sum(m.weight.numel() * m.weight.element_size() for m in layers)
         usable = torch.backends.mkldnn.is_available() and (
             torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -165,6 +172,10 @@ class HFTarget:
         attn_implementation: `sdpa` (fused) or `eager` (written out).
         name: what messages and reports call it; None: the model's class.
         check: compare a few tokens with the model's own eager attention (three small forwards).
+        weights: the format they are computed in, see `ModelConfig`.
+        compile: run forwards in the compiled engine where it can: it copies the weights here and
+            now, so leave it out for a model that goes on learning.
+        stored: blocks of a GGUF file, which the engine takes as they are.
 
     Raises:
         UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
@@ -180,6 +191,9 @@ class HFTarget:
         attn_implementation: str = "sdpa",
         name: str | None = None,
         check: bool = True,
+        weights: str = "auto",
+        compile: bool = False,
+        stored: Stored | None = None,
     ) -> None:
         if attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -216,11 +230,55 @@ class HFTarget:
             device=self.device,
         )
         attention.register()
-        self._packed = PackedLinears(model)
+        self.not_compiled: str | None = None
+        """Why transformers' own code runs the forwards; None: the compiled engine does."""
+        self._engine = self._compiled(weights, compile, stored, title)
+        if self._engine is not None:
+            self._spec = self._engine.spec
+        self._packed = PackedLinears(None if self._engine else model)
         self._logits = causal_head(model)
         self._use_attention(attention.NAME)
         if check:
             self_check(self, title)
+
+    def _compiled(
+        self, weights: str, compile: bool, stored: Stored | None, title: str
+    ) -> Engine | None:
+        """The engine, or None where transformers' own code does as it is asked."""
+        asked = weights != "auto"
+        form = str(self.dtype).removeprefix("torch.") if not asked else _FORMS.get(weights, weights)
+        if not asked and stored is not None:
+            form = "stored"
+        if not compile:
+            self.not_compiled = "--no-compile was given"
+        elif self.attn_implementation == "eager":
+            self.not_compiled = "eager attention was asked for"
+        elif form not in FORMATS:
+            self.not_compiled = f"it computes in {form}"
+        else:
+            self.not_compiled = why_not(self.model, self._windows, form)
+        if self.not_compiled is None:
+            try:
+                return Engine(self.model, form, stored=stored)
+            except NotBuilt as error:
+                self.not_compiled = str(error)
+        if asked and form != str(self.dtype).removeprefix("torch."):
+            raise UnsupportedModel(
+                f"{title} cannot be run with --weights {weights}: {self.not_compiled}"
+            )
+        return None
+
+    @property
+    def quantised(self) -> bool:
+        """Its forwards use weights of 4 or 8 bits."""
+        return self._engine is not None and self._engine.form not in ("float32", "bfloat16")
+
+    @property
+    def engine(self) -> str:
+        """What runs its forwards: `transformers`, or the compiled engine with which weights."""
+        if self._engine is None:
+            return "transformers"
+        return f"compiled ({self._engine.instructions}, {self._engine.form} weights)"
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return KVCache(self._spec, num_rows, capacity)
@@ -238,6 +296,11 @@ class HFTarget:
 
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
+        if self._engine is not None:
+            out = self._engine.forward(tokens_BT, block, keep, signals)
+            if out.signals_BTS is not None:
+                out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
+            return out
         block.eager = self.attn_implementation == "eager"
         trims = self._keeps and not (self._drops and signals != Signals())
         options: dict[str, Any] = {"logits_to_keep": keep} if trims else {}
@@ -364,6 +427,8 @@ def load_target(
     trust_remote_code: bool = False,
     check: bool = True,
     with_tokenizer: bool = True,
+    weights: str = "auto",
+    compile: bool = False,
 ) -> HFTarget:
     """Load a model folder or hub id with its tokenizer (or for token ids only).
 
@@ -381,18 +446,27 @@ def load_target(
         require_kind("revision", revision, str, ", such as a branch or tag")
     require_kind("trust_remote_code", trust_remote_code, bool)
     name = os.fspath(name)
+    title, stored = Path(name).name or name, None
+    file = gguf_file(name)
+    if file is not None:
+        name, title = os.fspath(unpacked(file)), file.stem
     model = load_model(
         name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
     tokenizer = None
     if with_tokenizer:
         tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
+    if file is not None and dtype in ("auto", "bfloat16"):
+        stored = StoredBlocks(file, model.config)
     return HFTarget(
         model,
         tokenizer,
         attn_implementation=attn_implementation,
-        name=Path(name).name or name,
+        name=title,
         check=check,
+        weights=weights,
+        compile=compile,
+        stored=stored,
     )
 
 

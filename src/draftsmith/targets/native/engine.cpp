@@ -1,0 +1,509 @@
+// A whole forward of a Llama-like decoder, for few tokens on a CPU.
+//
+// All threads run the same code and meet between its parts; there is nothing but arithmetic between
+// the tokens that come in and the logits that go out. What is computed for a token depends on its
+// own text and on nothing else, bit for bit: products by lanes (matrix.hpp), norms, rotary embedding
+// and softmax row by row in one order, attention over keys in the order of their positions.
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "matrix.hpp"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#include <unistd.h>
+
+#include <cstdlib>
+
+// ------------------------------------------------------------------------- threads that meet
+
+static inline void breathe() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Meeting {
+ public:
+  explicit Meeting(int members) : members_(members) {}
+  void wait() {
+    int turn = turn_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      turn_.store(turn + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; ++spins) {
+      breathe();
+      if (spins > 2000) std::this_thread::yield();  // more threads than processors
+    }
+  }
+
+ private:
+  const int members_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> turn_{0};
+};
+
+class Team {
+ public:
+  explicit Team(int members) : members_(members) {
+    for (int i = 1; i < members; ++i) threads_.emplace_back([this, i] { work(i); });
+  }
+  ~Team() {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      end_ = true;
+      ++task_;
+    }
+    wake_.notify_all();
+    for (auto& one : threads_) one.join();
+  }
+  int members() const { return members_; }
+  template <class Body>
+  void run(Body body) {  // body(member), in all of them
+    call_ = [](void* what, int member) { (*(Body*)what)(member); };
+    what_ = &body;
+    left_.store(members_ - 1, std::memory_order_relaxed);
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      task_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    body(0);
+    for (int spins = 0; left_.load(std::memory_order_acquire); ++spins) {
+      breathe();
+      if (spins > 2000) std::this_thread::yield();
+    }
+  }
+
+ private:
+  void work(int member) {
+    int seen = 0;
+    while (true) {
+      // A step of decoding follows within a millisecond: waking up would take a tenth of it.
+      for (int spins = 0; task_.load(std::memory_order_acquire) == seen && spins < 40000; ++spins)
+        breathe();
+      if (task_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock<std::mutex> guard(lock_);
+        wake_.wait(guard, [&] { return task_.load(std::memory_order_acquire) != seen; });
+      }
+      seen = task_.load(std::memory_order_acquire);
+      if (end_) return;
+      call_(what_, member);
+      left_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+  const int members_;
+  std::vector<std::thread> threads_;
+  std::mutex lock_;
+  std::condition_variable wake_;
+  std::atomic<int> task_{0};
+  std::atomic<int> left_{0};
+  bool end_ = false;
+  void (*call_)(void*, int) = nullptr;
+  void* what_ = nullptr;
+};
+
+struct Range {
+  int from, to;
+};
+static inline Range share(int all, int member, int members) {
+  return {(int)((int64_t)all * member / members), (int)((int64_t)all * (member + 1) / members)};
+}
+
+// ------------------------------------------------------------------------- what Python hands over
+
+struct Layer {
+  const float *norm_in, *norm_mlp, *norm_q, *norm_k;  // the last two or null
+  Matrix qkv, out, gate_up, down;                     // gate_up: panels of gate and up by turns
+};
+
+struct Model {
+  int32_t layers, hidden, heads, kv_heads, width, mlp;
+  float eps, scale;
+  const Layer* layer;
+  const float* norm_out;
+  Matrix embedding, head;
+};
+
+struct Call {
+  int32_t threads, tokens, num_logits, num_signals, last_hidden;
+  const int64_t* token;
+  const int32_t *position, *row, *slot, *committed;
+  const int32_t *seen_from, *seen;  // staged columns that a token sees, ascending, itself the last
+  void* cache;                      // [2 layers, rows, kv_heads, columns, width]: k, v, k, v, ...
+  int64_t layer_stride, row_stride, head_stride;  // in numbers
+  int32_t cache_bf16, longest;                    // longest: keys that any token sees
+  const int32_t* logit_at;                        // tokens whose logits are wanted, ascending
+  float* logits;                                  // [logits, padded vocabulary]
+  const int32_t* signal_at;                       // layers whose outputs are wanted
+  float* signal;                // [tokens, (signals + last_hidden) hidden]
+  const float *cosine, *sine;   // [positions, width / 2]
+};
+
+constexpr int CHUNK = 64;  // tokens that pass a layer together
+
+// ------------------------------------------------------------------------- rows
+
+static void normalise(const float* x, const float* weight, float eps, int n, float* out) {
+  F squares = zero();
+  for (int i = 0; i < n; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+  F by = all(1.0f / std::sqrt(sum(squares) / n + eps));
+  for (int i = 0; i < n; i += LANES) store(out + i, load(weight + i) * (load(x + i) * by));
+}
+
+// To 8 bits: one scale per group of the row.
+static void quantise(const float* x, int n, int group, int8_t* q, float* scale, float* total) {
+  for (int g = 0; g < n / group; ++g, x += group, q += group) {
+    F most = zero();
+    for (int i = 0; i < group; i += LANES) most = max(most, abs(load(x + i)));
+    float top = largest(most);
+    float s = top / 127.0f;
+    F by = all(top > 0 ? 127.0f / top : 0.0f), counted = zero();
+    for (int i = 0; i < group; i += LANES) {
+      F whole = nearest(load(x + i) * by);
+      counted = counted + whole;
+      to_int8(q + i, whole);
+    }
+    scale[g] = s;
+    total[g] = s * sum(counted);  // whole numbers below 2^24: exact
+  }
+}
+
+template <bool HALF>
+static inline F read_cache(const void* p, int64_t at) {
+  return HALF ? from_bf16((const uint16_t*)p + at) : load((const float*)p + at);
+}
+
+static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
+  if (!half) {
+    std::memcpy((float*)p + at, x, 4 * n);
+    return;
+  }
+  uint16_t* to = (uint16_t*)p + at;
+  for (int i = 0; i < n; ++i) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    to[i] = (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+  }
+}
+
+// One head of one token. Keys in the order of their positions: the committed columns, then the
+// staged ones that it sees.
+template <bool HALF>
+static void attend(const Call& c, const Model& m, const float* q, int n, int layer, int kv, float* out,
+                   float* score) {
+  const int width = m.width, committed = c.committed[n];
+  const int32_t* staged = c.seen + c.seen_from[n];
+  const int keys = committed + c.seen_from[n + 1] - c.seen_from[n];
+  const int64_t base = c.row[n] * c.row_stride + kv * c.head_stride;
+  const int64_t k0 = 2 * layer * c.layer_stride + base, v0 = k0 + c.layer_stride;
+  auto column = [&](int j) { return (int64_t)(j < committed ? j : staged[j - committed]) * width; };
+  float top = -INFINITY;
+  for (int j = 0; j < keys; ++j) {
+    const int64_t at = k0 + column(j);
+    F dot = zero();
+    for (int d = 0; d < width; d += LANES) dot = fma(load(q + d), read_cache<HALF>(c.cache, at + d), dot);
+    score[j] = sum(dot) * m.scale;
+    top = std::max(top, score[j]);
+  }
+  for (int j = keys; j % LANES; ++j) score[j] = -INFINITY;
+  F total = zero(), most = all(top);
+  for (int j = 0; j < keys; j += LANES) {
+    F e = exp(load(score + j) - most);
+    store(score + j, e);
+    if (keys - j < LANES)
+      for (int i = keys; i < j + LANES; ++i) score[i] = 0;
+    total = total + load(score + j);
+  }
+  F by = all(keys ? 1.0f / sum(total) : 0.0f);  // padding sees nothing
+  constexpr int AT_ONCE = 4;
+  for (int d = 0; d < width; d += AT_ONCE * LANES) {
+    const int parts = std::min(AT_ONCE, (width - d) / LANES);
+    F acc[AT_ONCE] = {zero(), zero(), zero(), zero()};
+    if (parts == AT_ONCE)
+      for (int j = 0; j < keys; ++j) {
+        const int64_t at = v0 + column(j) + d;
+        F p = all(score[j]);
+        for (int i = 0; i < AT_ONCE; ++i)
+          acc[i] = fma(p, read_cache<HALF>(c.cache, at + i * LANES), acc[i]);
+      }
+    else
+      for (int j = 0; j < keys; ++j)
+        for (int i = 0; i < parts; ++i)
+          acc[i] = fma(all(score[j]), read_cache<HALF>(c.cache, v0 + column(j) + d + i * LANES), acc[i]);
+    for (int i = 0; i < parts; ++i) store(out + d + i * LANES, acc[i] * by);
+  }
+}
+
+static void read_row(const Matrix& m, int64_t r, float* out) {
+  const int panel = (int)(r / LANES), lane = (int)(r % LANES);
+  const uint8_t* w = m.data + panel * m.panel_bytes();
+  for (int k = 0; k < m.cols; ++k) {
+    if (m.format == FLOAT32) out[k] = ((const float*)w)[k * LANES + lane];
+    else if (m.format == BFLOAT16) {
+      uint32_t bits = (uint32_t)((const uint16_t*)w)[k * LANES + lane] << 16;
+      std::memcpy(out + k, &bits, 4);
+    } else {
+      const int g = k / m.group;
+      if (m.format == INT8) {
+        const float* d = (const float*)m.scales + ((size_t)panel * m.groups() + g) * LANES;
+        out[k] = d[lane] * (int8_t)w[k / 4 * 64 + lane * 4 + k % 4];
+      } else {
+        float d[LANES], least[LANES];
+        const uint16_t* dm = (const uint16_t*)m.scales + ((size_t)panel * m.groups() + g) * 2 * LANES;
+        store(d, from_half(dm));
+        store(least, from_half(dm + LANES));
+        const int both = w[k / 8 * 64 + lane * 4 + k % 4];
+        out[k] = d[lane] * (k % 8 < 4 ? both & 15 : both >> 4) + least[lane];
+      }
+    }
+  }
+}
+
+// ------------------------------------------------------------------------- the forward
+
+struct Engine {
+  Model model;
+  std::vector<Layer> layers;
+  std::unique_ptr<Team> team;
+  std::unique_ptr<Meeting> meeting;
+  long process = 0;  // whose threads these are: a fork has none of them
+  std::mutex busy;   // two callers take turns
+  std::vector<float> hidden, normed, qkv, mixed, inner;
+
+  struct Own {  // of one thread
+    std::vector<int8_t> q;
+    std::vector<float> scale, total, score, head;
+  };
+  std::vector<Own> own;
+  std::vector<int8_t> q;  // shared: chunks of many tokens
+  std::vector<float> scale, total;
+
+  explicit Engine(const Model& given) : model(given), layers(given.layer, given.layer + given.layers) {
+    const int most = std::max(std::max(model.hidden, model.mlp), model.heads * model.width);
+    hidden.resize((size_t)CHUNK * model.hidden);
+    normed.resize((size_t)CHUNK * most);
+    qkv.resize((size_t)CHUNK * layers[0].qkv.panels() * LANES);
+    mixed.resize((size_t)CHUNK * model.heads * model.width);
+    inner.resize((size_t)CHUNK * model.mlp);
+    q.resize((size_t)CHUNK * most);
+    scale.resize((size_t)CHUNK * most / 16);
+    total.resize((size_t)CHUNK * most / 16);
+  }
+
+  void gather(int threads) {
+    if (team && process == getpid() && team->members() == threads) return;
+    if (team && process != getpid()) team.release();  // there is nobody to wait for
+    team = std::make_unique<Team>(threads);
+    meeting = std::make_unique<Meeting>(threads);
+    process = getpid();
+    own.resize(threads);
+    const size_t most = q.size() / CHUNK;
+    for (auto& one : own) {
+      one.q.resize(ALONE * most);
+      one.scale.resize(ALONE * most / 16);
+      one.total.resize(ALONE * most / 16);
+    }
+  }
+
+  static constexpr int ALONE = 4;  // so few tokens every thread quantises for itself: no meeting
+
+  // What `matrix` reads of `x` [tokens, cols]; with `norm`, of its normalised rows.
+  Input ready(int member, const Matrix& matrix, const float* x, int tokens, const float* norm) {
+    const int n = matrix.cols, groups = matrix.groups();
+    if (!norm && !matrix.whole()) return {x, nullptr, nullptr, nullptr, n, 0};
+    const bool alone = tokens <= ALONE && matrix.whole();
+    Own& mine = own[member];
+    int8_t* to = alone ? mine.q.data() : q.data();
+    float* scales = alone ? mine.scale.data() : scale.data();
+    float* totals = alone ? mine.total.data() : total.data();
+    const Range some = alone ? Range{0, tokens} : share(tokens, member, team->members());
+    if (norm && alone) mine.head.resize(n);
+    for (int t = some.from; t < some.to; ++t) {
+      const float* row = x + (size_t)t * n;
+      if (norm) {
+        float* out = alone ? mine.head.data() : normed.data() + (size_t)t * n;
+        normalise(row, norm, model.eps, n, out);
+        row = out;
+      }
+      if (matrix.whole()) {
+        quantise(row, n, matrix.group, to + (size_t)t * n, scales + t * groups, totals + t * groups);
+        if (OFFSET && matrix.format == INT8)
+          for (int i = 0; i < n; ++i) to[(size_t)t * n + i] = (int8_t)(to[(size_t)t * n + i] ^ -128);
+      }
+    }
+    if (!alone) meeting->wait();
+    return {norm ? normed.data() : x, to, scales, totals, n, groups};
+  }
+
+  template <class Write>
+  void product(int member, const Matrix& m, const Input& in, int tokens, int step, Write write) {
+    Range some = share(m.panels() / step, member, team->members());
+    multiply(m, in, some.from * step, some.to * step, tokens, write);
+  }
+
+  void layer_forward(int member, const Call& c, int number, int first, int tokens) {
+    const Layer& l = layers[number];
+    const int width = model.width, heads = model.heads, kv = model.kv_heads, half = width / 2;
+    const int H = model.hidden, all_heads = heads + 2 * kv, row = l.qkv.panels() * LANES;
+    {
+      Input in = ready(member, l.qkv, hidden.data(), tokens, l.norm_in);
+      product(member, l.qkv, in, tokens, 1, [&](int t, int r, F v) { store(qkv.data() + (size_t)t * row + r, v); });
+    }
+    meeting->wait();
+    {  // norms of heads, rotary embedding, and keys and values to the cache
+      Range some = share(tokens * all_heads, member, team->members());
+      for (int i = some.from; i < some.to; ++i) {
+        const int t = i / all_heads, h = i % all_heads, n = first + t;
+        float* x = qkv.data() + (size_t)t * row + h * width;
+        if (h < heads + kv) {
+          const float* norm = h < heads ? l.norm_q : l.norm_k;
+          if (norm) normalise(x, norm, model.eps, width, x);
+          const float* cosine = c.cosine + (size_t)c.position[n] * half;
+          const float* sine = c.sine + (size_t)c.position[n] * half;
+          for (int d = 0; d < half; d += LANES) {
+            F a = load(x + d), b = load(x + half + d), co = load(cosine + d), si = load(sine + d);
+            store(x + d, a * co - b * si);
+            store(x + half + d, b * co + a * si);
+          }
+        }
+        if (h >= heads) {
+          const int value = h >= heads + kv, which = h - heads - value * kv;
+          const int64_t at = (2 * number + value) * c.layer_stride + c.row[n] * c.row_stride +
+                             which * c.head_stride + (int64_t)c.slot[n] * width;
+          write_cache(c.cache, at, x, width, c.cache_bf16);
+        }
+      }
+    }
+    meeting->wait();
+    {
+      Own& mine = own[member];
+      if ((int)mine.score.size() < c.longest + LANES) mine.score.resize(c.longest + LANES);
+      Range some = share(tokens * heads, member, team->members());
+      for (int i = some.from; i < some.to; ++i) {
+        const int t = i / heads, h = i % heads;
+        const float* query = qkv.data() + (size_t)t * row + h * width;
+        float* to = mixed.data() + ((size_t)t * heads + h) * width;
+        const int shared = h / (heads / kv);
+        if (c.cache_bf16) attend<true>(c, model, query, first + t, number, shared, to, mine.score.data());
+        else attend<false>(c, model, query, first + t, number, shared, to, mine.score.data());
+      }
+    }
+    meeting->wait();
+    {
+      Input in = ready(member, l.out, mixed.data(), tokens, nullptr);
+      product(member, l.out, in, tokens, 1, [&](int t, int r, F v) {
+        float* x = hidden.data() + (size_t)t * H + r;
+        store(x, load(x) + v);
+      });
+    }
+    meeting->wait();
+    {
+      Input in = ready(member, l.gate_up, hidden.data(), tokens, l.norm_mlp);
+      F gate[CHUNK];
+      product(member, l.gate_up, in, tokens, 2, [&](int t, int r, F v) {
+        if (r / LANES % 2 == 0) gate[t] = v;
+        else {
+          F g = gate[t], silu = g / (all(1.0f) + exp(zero() - g));
+          store(inner.data() + (size_t)t * model.mlp + r / (2 * LANES) * LANES, silu * v);
+        }
+      });
+    }
+    meeting->wait();
+    {
+      Input in = ready(member, l.down, inner.data(), tokens, nullptr);
+      product(member, l.down, in, tokens, 1, [&](int t, int r, F v) {
+        float* x = hidden.data() + (size_t)t * H + r;
+        store(x, load(x) + v);
+      });
+    }
+    meeting->wait();
+  }
+
+  void chunk(int member, const Call& c, int first, int tokens, int& done) {
+    const int H = model.hidden, kinds = c.num_signals + c.last_hidden;
+    Range some = share(tokens, member, team->members());
+    for (int t = some.from; t < some.to; ++t)
+      read_row(model.embedding, c.token[first + t], hidden.data() + (size_t)t * H);
+    meeting->wait();
+    for (int number = 0; number < model.layers; ++number) {
+      layer_forward(member, c, number, first, tokens);
+      for (int s = 0; s < c.num_signals; ++s)
+        if (c.signal_at[s] == number)
+          for (int t = some.from; t < some.to; ++t)
+            std::memcpy(c.signal + ((size_t)(first + t) * kinds + s) * H, hidden.data() + (size_t)t * H, 4 * H);
+    }
+    if (c.last_hidden)
+      for (int t = some.from; t < some.to; ++t)
+        normalise(hidden.data() + (size_t)t * H, model.norm_out, model.eps, H,
+                  c.signal + ((size_t)(first + t) * kinds + c.num_signals) * H);
+    int upto = done;
+    while (upto < c.num_logits && c.logit_at[upto] < first + tokens) ++upto;
+    const int wanted = upto - done;
+    if (wanted) {
+      meeting->wait();  // before rows are moved
+      if (member == 0)
+        for (int i = 0; i < wanted; ++i)  // never forward: in place
+          std::memmove(hidden.data() + (size_t)i * H, hidden.data() + (size_t)(c.logit_at[done + i] - first) * H, 4 * H);
+      meeting->wait();
+      Input in = ready(member, model.head, hidden.data(), wanted, model.norm_out);
+      const size_t padded = (size_t)model.head.panels() * LANES;
+      product(member, model.head, in, wanted, 1, [&](int t, int r, F v) { store(c.logits + (done + t) * padded + r, v); });
+    }
+    meeting->wait();
+    done = upto;
+  }
+
+  void forward(const Call& call) {
+    std::lock_guard<std::mutex> guard(busy);
+    gather(call.threads);
+    team->run([&](int member) {
+      int done = 0;
+      for (int first = 0; first < call.tokens; first += CHUNK)
+        chunk(member, call, first, std::min(CHUNK, call.tokens - first), done);
+    });
+  }
+};
+
+extern "C" {
+const char* ds_isa() { return DS_ISA; }
+int ds_lanes() { return LANES; }
+Engine* ds_open(const Model* model) { return new Engine(*model); }
+void ds_close(Engine* engine) { delete engine; }
+void ds_forward(Engine* engine, const Call* call) { engine->forward(*call); }
+
+void* ds_allocate(size_t bytes) {
+  const size_t page = 1 << 21, whole = (bytes + page - 1) / page * page;
+  void* p = std::aligned_alloc(page, whole);
+#if defined(__linux__)
+  if (p) madvise(p, whole, MADV_HUGEPAGE);  // a forward reads all weights: fewer pages to look up
+#endif
+  return p;
+}
+void ds_free(void* p) { std::free(p); }
+
+void ds_row(const Matrix* m, int64_t row, float* out) { read_row(*m, row, out); }
+
+// One matrix by itself: `out` is [tokens, padded rows].
+void ds_multiply(const Matrix* m, const float* x, int tokens, float* out) {
+  const int n = m->cols, groups = m->groups();
+  const size_t padded = (size_t)m->panels() * LANES;
+  std::vector<int8_t> q(m->whole() ? (size_t)tokens * n : 0);
+  std::vector<float> scale((size_t)tokens * groups), total((size_t)tokens * groups);
+  for (int t = 0; t < tokens && m->whole(); ++t) {
+    quantise(x + (size_t)t * n, n, m->group, q.data() + (size_t)t * n, scale.data() + t * groups, total.data() + t * groups);
+    if (OFFSET && m->format == INT8)
+      for (int i = 0; i < n; ++i) q[(size_t)t * n + i] = (int8_t)(q[(size_t)t * n + i] ^ -128);
+  }
+  Input in{x, q.data(), scale.data(), total.data(), n, groups};
+  multiply(*m, in, 0, m->panels(), tokens, [&](int t, int r, F v) { store(out + t * padded + r, v); });
+}
+}

@@ -1,0 +1,193 @@
+// Sixteen lanes of float or int32, on AVX-512, AVX2 or plain C++.
+//
+// Every kernel is written once over these lanes. All three ways do the same operations in the same
+// order, with a fused multiply-add, so that they give the same bits.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+constexpr int LANES = 16;
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#define DS_ISA "avx512-vnni"
+#define DS_VNNI 1
+
+struct F { __m512 v; };
+struct I { __m512i v; };
+static inline F zero() { return {_mm512_setzero_ps()}; }
+static inline F all(float x) { return {_mm512_set1_ps(x)}; }
+static inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
+static inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+static inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+static inline F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
+static inline F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
+static inline F operator/(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
+static inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
+static inline F abs(F a) { return {_mm512_abs_ps(a.v)}; }
+static inline F nearest(F a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+static inline F pow2(F n) {  // 2 to a whole number in -126..127
+  __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
+}
+static inline F from_bf16(const uint16_t* p) {
+  __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
+}
+static inline F from_half(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
+static inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+static inline I load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline void to_int8(int8_t* out, F a) {  // whole numbers in -127..127
+  _mm_storeu_si128((__m128i*)out, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+static inline float sum(F a) {
+  __m256 lo = _mm512_castps512_ps256(a.v);
+  __m256 hi = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+  __m256 s = _mm256_add_ps(lo, hi);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define DS_ISA "avx2"
+#define DS_VNNI 0
+
+struct F { __m256 lo, hi; };
+struct I { __m256i lo, hi; };
+static inline F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+static inline F all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, F a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+static inline F fma(F a, F b, F c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline F operator*(F a, F b) {
+  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+static inline F operator+(F a, F b) {
+  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+static inline F operator-(F a, F b) {
+  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+static inline F operator/(F a, F b) {
+  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+static inline F max(F a, F b) {
+  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+static inline F min(F a, F b) {
+  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+static inline F abs(F a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+static inline F nearest(F a) { return {_mm256_round_ps(a.lo, 0), _mm256_round_ps(a.hi, 0)}; }
+static inline __m256 pow2_(__m256 n) {
+  __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+static inline F pow2(F n) { return {pow2_(n.lo), pow2_(n.hi)}; }
+static inline __m256 bf16_(const uint16_t* p) {
+  __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+static inline F from_bf16(const uint16_t* p) { return {bf16_(p), bf16_(p + 8)}; }
+static inline F from_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+static inline F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+static inline void to_int8(int8_t* out, F a) {
+  __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  w = _mm256_permute4x64_epi64(w, 0xD8);
+  __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+  _mm_storeu_si128((__m128i*)out, b);
+}
+static inline float sum(F a) {
+  __m256 s = _mm256_add_ps(a.lo, a.hi);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+#else
+#define DS_ISA "plain"
+#define DS_VNNI 0
+
+struct F { float v[LANES]; };
+struct I { int32_t v[LANES]; };
+#define DS_LANES for (int i = 0; i < LANES; ++i)
+static inline F zero() { return {}; }
+static inline F all(float x) { F r; DS_LANES r.v[i] = x; return r; }
+static inline F load(const float* p) { F r; DS_LANES r.v[i] = p[i]; return r; }
+static inline void store(float* p, F a) { DS_LANES p[i] = a.v[i]; }
+static inline F fma(F a, F b, F c) { DS_LANES a.v[i] = std::fma(a.v[i], b.v[i], c.v[i]); return a; }
+static inline F operator*(F a, F b) { DS_LANES a.v[i] *= b.v[i]; return a; }
+static inline F operator+(F a, F b) { DS_LANES a.v[i] += b.v[i]; return a; }
+static inline F operator-(F a, F b) { DS_LANES a.v[i] -= b.v[i]; return a; }
+static inline F operator/(F a, F b) { DS_LANES a.v[i] /= b.v[i]; return a; }
+static inline F max(F a, F b) { DS_LANES a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+static inline F min(F a, F b) { DS_LANES a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
+static inline F abs(F a) { DS_LANES a.v[i] = std::fabs(a.v[i]); return a; }
+static inline F nearest(F a) { DS_LANES a.v[i] = std::nearbyint(a.v[i]); return a; }
+static inline F pow2(F n) { DS_LANES n.v[i] = std::ldexp(1.0f, (int)n.v[i]); return n; }
+static inline F from_bf16(const uint16_t* p) {
+  F r;
+  DS_LANES { uint32_t w = (uint32_t)p[i] << 16; std::memcpy(&r.v[i], &w, 4); }
+  return r;
+}
+static inline F from_half(const uint16_t* p) {
+  F r;
+  DS_LANES {
+    int sign = p[i] >> 15, e = (p[i] >> 10) & 31, m = p[i] & 1023;
+    float x = e ? std::ldexp(1024.0f + m, e - 25) : std::ldexp((float)m, -24);
+    if (e == 31) x = m ? NAN : INFINITY;
+    r.v[i] = sign ? -x : x;
+  }
+  return r;
+}
+static inline F to_float(I a) { F r; DS_LANES r.v[i] = (float)a.v[i]; return r; }
+static inline void to_int8(int8_t* out, F a) { DS_LANES out[i] = (int8_t)std::nearbyint(a.v[i]); }
+static inline float sum(F a) {
+  for (int n = 8; n; n /= 2)
+    for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
+  return a.v[0];
+}
+#endif
+
+static inline float largest(F a) {  // the order does not matter
+  float v[LANES];
+  store(v, a);
+  float m = v[0];
+  for (int i = 1; i < LANES; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// e to the x, to about two units in the last place; below -87 it is 1e-38, not 0.
+static inline F exp(F x) {
+  x = min(max(x, all(-87.0f)), all(88.0f));
+  F n = nearest(x * all(1.44269504088896341f));
+  F r = fma(n, all(-0.693359375f), x);
+  r = fma(n, all(2.12194440e-4f), r);
+  F p = all(1.9875691500e-4f);
+  p = fma(p, r, all(1.3981999507e-3f));
+  p = fma(p, r, all(8.3334519073e-3f));
+  p = fma(p, r, all(4.1665795894e-2f));
+  p = fma(p, r, all(1.6666665459e-1f));
+  p = fma(p, r, all(5.0000001201e-1f));
+  p = fma(p, r * r, r + all(1.0f));
+  return p * pow2(n);
+}

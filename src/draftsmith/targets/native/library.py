@@ -1,0 +1,206 @@
+"""The C++ extension: built at first use, kept in the user's cache, and called through ctypes.
+
+    engine.cpp  --compiler-->  ~/.cache/draftsmith/native/<digest>/engine.so  --ctypes-->  Library
+
+The digest is of the sources, the compiler and the processor: a folder that is shared between
+machines holds one build for each. Building takes some seconds, once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+
+import numpy as np
+
+from draftsmith.errors import BackendError
+
+SOURCES = ("lanes.hpp", "matrix.hpp", "engine.cpp")
+OPTIONS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    # a product and a sum become one operation only where the source says so: every width of a
+    # forward must round alike
+    "-ffp-contract=off",
+)
+COMPILERS = ("c++", "g++", "clang++")
+SECONDS = 300
+
+
+class NotBuilt(BackendError):
+    """The extension cannot be built or used here; the message says why."""
+
+
+class Matrix(Structure):
+    """`Matrix` of matrix.hpp."""
+
+    _fields_ = [
+        ("format", c_int32),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("group", c_int32),
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class Layer(Structure):
+    """`Layer` of engine.cpp."""
+
+    _fields_ = [
+        ("norm_in", c_void_p),
+        ("norm_mlp", c_void_p),
+        ("norm_q", c_void_p),
+        ("norm_k", c_void_p),
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    ]
+
+
+class Model(Structure):
+    """`Model` of engine.cpp."""
+
+    _fields_ = [
+        *[(name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "width", "mlp")],
+        ("eps", c_float),
+        ("scale", c_float),
+        ("layer", POINTER(Layer)),
+        ("norm_out", c_void_p),
+        ("embedding", Matrix),
+        ("head", Matrix),
+    ]
+
+
+_COUNTS = ("threads", "tokens", "num_logits", "num_signals", "last_hidden")
+
+
+class Call(Structure):
+    """`Call` of engine.cpp."""
+
+    _fields_ = [
+        *[(name, c_int32) for name in _COUNTS],
+        *[(name, c_void_p) for name in ("token", "position", "row", "slot", "committed")],
+        *[(name, c_void_p) for name in ("seen_from", "seen", "cache")],
+        *[(name, c_int64) for name in ("layer_stride", "row_stride", "head_stride")],
+        ("cache_bf16", c_int32),
+        ("longest", c_int32),
+        *[(name, c_void_p) for name in ("logit_at", "logits", "signal_at", "signal")],
+        *[(name, c_void_p) for name in ("cosine", "sine")],
+    ]
+
+
+def address(array: np.ndarray) -> c_void_p:
+    """Return the place of the first number; the array must stay alive during the call."""
+    return array.ctypes.data_as(c_void_p)
+
+
+class Library:
+    """The loaded extension.
+
+    Raises:
+        NotBuilt: its integer products are not exact on this processor.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self.c = ctypes.CDLL(os.fspath(file))
+        except OSError as error:
+            raise NotBuilt(f"{file} cannot be loaded ({error}): remove it.") from error
+        self.c.ds_isa.restype = ctypes.c_char_p
+        self.c.ds_open.restype = c_void_p
+        self.c.ds_open.argtypes = [POINTER(Model)]
+        self.c.ds_close.argtypes = [c_void_p]
+        self.c.ds_forward.argtypes = [c_void_p, POINTER(Call)]
+        self.c.ds_allocate.restype = c_void_p
+        self.c.ds_allocate.argtypes = [c_size_t]
+        self.c.ds_free.argtypes = [c_void_p]
+        self.c.ds_row.argtypes = [POINTER(Matrix), c_int64, c_void_p]
+        self.c.ds_multiply.argtypes = [POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p]
+        self.instructions: str = self.c.ds_isa().decode()
+        """Which instructions it was built for: `avx512-vnni`, `avx2` or `plain`."""
+
+
+def compiler() -> str | None:
+    """The C++ compiler's path: of CXX in the environment, or the first that is there."""
+    named = os.environ.get("CXX")
+    return shutil.which(named) if named else next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+@functools.cache
+def library() -> Library:
+    """Build it where that has not been done, and load it.
+
+    Raises:
+        NotBuilt: there is no compiler, it fails, or its work cannot be kept or loaded.
+    """
+    command = compiler()
+    if command is None:
+        wanted = os.environ.get("CXX") or "c++, g++ or clang++"
+        raise NotBuilt(f"There is no C++ compiler here ({wanted}): install g++ or clang++.")
+    return Library(_built(command, _folder() / _digest(command) / "engine.so"))
+
+
+def _built(command: str, file: Path) -> Path:
+    if file.is_file():
+        return file
+    here = Path(__file__).parent
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # an unwritable cache: built again by every process
+        file = Path(tempfile.mkdtemp(prefix="draftsmith-")) / file.name
+    part = file.with_name(f"{file.stem}-{os.getpid()}.so")
+    try:
+        done = subprocess.run(
+            [command, *OPTIONS, os.fspath(here / SOURCES[-1]), "-o", os.fspath(part)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"The compiler {command} does not end well: {error}.") from error
+    if done.returncode:
+        part.unlink(missing_ok=True)
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise NotBuilt(f"The compiler {command} refuses draftsmith's C++ extension: {last}")
+    part.replace(file)  # two processes may build at once: both make the same
+    return file
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "draftsmith" / "native"
+
+
+def _digest(command: str) -> str:
+    here = Path(__file__).parent
+    said = subprocess.run([command, "--version"], capture_output=True, check=False).stdout
+    parts = [(here / name).read_bytes() for name in SOURCES]
+    parts += [said, " ".join(OPTIONS).encode(), _processor().encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What `-march=native` reads: two machines with equal instructions share a build."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        flags = platform.processor()
+    return f"{platform.machine()} {flags}"

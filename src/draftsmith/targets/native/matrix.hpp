@@ -1,0 +1,261 @@
+// Products of few tokens with a large matrix.
+//
+// A matrix [R, K] is kept in panels of 16 rows, so that a lane is a row and a product runs along k
+// from first to last, whatever else is computed beside it:
+//
+//   panel p, float formats    k = 0: rows 16p .. 16p+15 | k = 1: ...            (bfloat16, float32)
+//   panel p, 8 bits           k = 0..3 of row 0, of row 1, ... of row 15 | k = 4..7 of row 0, ...
+//   panel p, 4 bits           the same; a byte holds k = j (low half) and k = j + 4 (high half)
+//
+// The sum of a (row, token) is made in one order for every number of tokens: results are equal bit
+// for bit whether a token is computed alone or beside others.
+#pragma once
+#include "lanes.hpp"
+
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+// What VNNI adds to an activation, so that it has no sign; taken off again by sums of the weights.
+constexpr int OFFSET = DS_VNNI ? 128 : 0;
+constexpr int TILE = 4;  // tokens that share one reading of a panel
+
+struct Matrix {
+  int32_t format, rows, cols, group;  // group: columns that share a scale (int formats)
+  const uint8_t* data;                // panels
+  const uint8_t* scales;  // INT8: float32 [panels, groups, 16]; INT4: halves d [16], m [16] per group
+  const int32_t* sums;    // INT8: of the weights of a row and group, [panels, groups, 16]
+  const float* bias;      // or null
+
+  int panels() const { return (rows + LANES - 1) / LANES; }
+  int groups() const { return format == INT8 || format == INT4 ? cols / group : 0; }
+  bool whole() const { return format == INT8 || format == INT4; }
+  size_t panel_bytes() const {
+    size_t cells = (size_t)LANES * cols;
+    return format == FLOAT32 ? 4 * cells : format == BFLOAT16 ? 2 * cells
+         : format == INT8 ? cells : cells / 2;
+  }
+};
+
+// Activations of some tokens as a matrix wants them.
+struct Input {
+  const float* x;     // [tokens, cols]
+  const int8_t* q;    // [tokens, cols], + OFFSET in 8 bits
+  const float* scale;  // [tokens, groups]
+  const float* sum;    // [tokens, groups]: scale times the sum of q (INT4)
+  int cols, groups;
+};
+
+// ------------------------------------------------------------------------- float weights
+
+template <int T, int P, bool HALF>
+static inline void panels_float(const Matrix& m, const Input& in, int panel, int token, F* out) {
+  F acc[T][P];
+  const uint8_t* w[P];
+  const float* x[T];
+  for (int p = 0; p < P; ++p) w[p] = m.data + (panel + p) * m.panel_bytes();
+  for (int t = 0; t < T; ++t) x[t] = in.x + (size_t)(token + t) * in.cols;
+  for (int t = 0; t < T; ++t)
+    for (int p = 0; p < P; ++p) acc[t][p] = zero();
+  for (int k = 0; k < m.cols; ++k) {
+    F row[P];
+    for (int p = 0; p < P; ++p)
+      row[p] = HALF ? from_bf16((const uint16_t*)w[p] + (size_t)k * LANES)
+                    : load((const float*)w[p] + (size_t)k * LANES);
+    for (int t = 0; t < T; ++t) {
+      F b = all(x[t][k]);
+      for (int p = 0; p < P; ++p) acc[t][p] = fma(row[p], b, acc[t][p]);
+    }
+  }
+  for (int t = 0; t < T; ++t)
+    for (int p = 0; p < P; ++p) out[t * P + p] = acc[t][p];
+}
+
+// ------------------------------------------------------------------------- integer weights
+
+#if DS_VNNI
+template <int T>
+static inline void dot_int8(const uint8_t* w, int steps, const int8_t* const* x, I* acc) {
+  for (int t = 0; t < T; ++t) acc[t].v = _mm512_setzero_si512();
+  for (int s = 0; s < steps; ++s) {
+    __m512i row = _mm512_load_si512(w + (size_t)s * 64);
+    for (int t = 0; t < T; ++t) {
+      int32_t four;
+      std::memcpy(&four, x[t] + 4 * s, 4);
+      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, _mm512_set1_epi32(four), row);
+    }
+  }
+}
+template <int T>
+static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int t = 0; t < T; ++t) acc[t].v = _mm512_setzero_si512();
+  for (int s = 0; s < 4; ++s) {
+    __m512i both = _mm512_load_si512(w + s * 64);
+    __m512i a = _mm512_and_si512(both, low);
+    __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+    for (int t = 0; t < T; ++t) {
+      int32_t four[2];
+      std::memcpy(four, x[t] + 8 * s, 8);
+      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, a, _mm512_set1_epi32(four[0]));
+      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, b, _mm512_set1_epi32(four[1]));
+    }
+  }
+}
+#elif defined(__AVX2__)
+// |w| has no sign and x takes the sign of w: a pair of products is 2 * 127 * 127 at most, which
+// 16 bits hold (a pair of 255 * 127 would be cut off).
+template <int T>
+static inline void dot_int8(const uint8_t* w, int steps, const int8_t* const* x, I* acc) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int t = 0; t < T; ++t) acc[t].lo = acc[t].hi = _mm256_setzero_si256();
+  for (int s = 0; s < steps; ++s) {
+    __m256i lo = _mm256_load_si256((const __m256i*)(w + (size_t)s * 64));
+    __m256i hi = _mm256_load_si256((const __m256i*)(w + (size_t)s * 64 + 32));
+    __m256i abs_lo = _mm256_abs_epi8(lo), abs_hi = _mm256_abs_epi8(hi);
+    for (int t = 0; t < T; ++t) {
+      int32_t four;
+      std::memcpy(&four, x[t] + 4 * s, 4);
+      __m256i b = _mm256_set1_epi32(four);
+      __m256i p = _mm256_maddubs_epi16(abs_lo, _mm256_sign_epi8(b, lo));
+      __m256i q = _mm256_maddubs_epi16(abs_hi, _mm256_sign_epi8(b, hi));
+      acc[t].lo = _mm256_add_epi32(acc[t].lo, _mm256_madd_epi16(p, ones));
+      acc[t].hi = _mm256_add_epi32(acc[t].hi, _mm256_madd_epi16(q, ones));
+    }
+  }
+}
+// Eight pairs of products with 0..15 are 8 * 2 * 15 * 127 at most: 16 bits hold them.
+template <int T>
+static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
+  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
+  for (int half = 0; half < 2; ++half) {
+    __m256i pairs[T];
+    for (int t = 0; t < T; ++t) pairs[t] = _mm256_setzero_si256();
+    for (int s = 0; s < 4; ++s) {
+      __m256i both = _mm256_load_si256((const __m256i*)(w + s * 64 + half * 32));
+      __m256i a = _mm256_and_si256(both, low);
+      __m256i b = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+      for (int t = 0; t < T; ++t) {
+        int32_t four[2];
+        std::memcpy(four, x[t] + 8 * s, 8);
+        pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(a, _mm256_set1_epi32(four[0])));
+        pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(b, _mm256_set1_epi32(four[1])));
+      }
+    }
+    for (int t = 0; t < T; ++t)
+      (half ? acc[t].hi : acc[t].lo) = _mm256_madd_epi16(pairs[t], ones);
+  }
+}
+#else
+template <int T>
+static inline void dot_int8(const uint8_t* w, int steps, const int8_t* const* x, I* acc) {
+  for (int t = 0; t < T; ++t) acc[t] = {};
+  for (int s = 0; s < steps; ++s)
+    for (int t = 0; t < T; ++t)
+      for (int r = 0; r < LANES; ++r)
+        for (int j = 0; j < 4; ++j)
+          acc[t].v[r] += (int)(int8_t)w[s * 64 + r * 4 + j] * x[t][4 * s + j];
+}
+template <int T>
+static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
+  for (int t = 0; t < T; ++t) acc[t] = {};
+  for (int s = 0; s < 4; ++s)
+    for (int t = 0; t < T; ++t)
+      for (int r = 0; r < LANES; ++r)
+        for (int j = 0; j < 4; ++j) {
+          int both = w[s * 64 + r * 4 + j];
+          acc[t].v[r] += (both & 15) * x[t][8 * s + j] + (both >> 4) * x[t][8 * s + 4 + j];
+        }
+}
+#endif
+
+template <int T>
+static inline void panel_int8(const Matrix& m, const Input& in, int panel, int token, F* out) {
+  const int groups = m.groups(), steps = m.group / 4;
+  const uint8_t* w = m.data + panel * m.panel_bytes();
+  const float* d = (const float*)m.scales + (size_t)panel * groups * LANES;
+  for (int t = 0; t < T; ++t) out[t] = zero();
+  for (int g = 0; g < groups; ++g, d += LANES) {
+    const int8_t* x[T];
+    I acc[T];
+    for (int t = 0; t < T; ++t) x[t] = in.q + (size_t)(token + t) * in.cols + g * m.group;
+    dot_int8<T>(w + (size_t)g * m.group * LANES, steps, x, acc);
+#if DS_VNNI
+    I off = load_i(m.sums + ((size_t)panel * groups + g) * LANES);
+    off.v = _mm512_slli_epi32(off.v, 7);
+    for (int t = 0; t < T; ++t) acc[t].v = _mm512_sub_epi32(acc[t].v, off.v);
+#endif
+    F scale = load(d);
+    for (int t = 0; t < T; ++t)
+      out[t] = fma(to_float(acc[t]), scale * all(in.scale[(size_t)(token + t) * in.groups + g]), out[t]);
+  }
+}
+
+template <int T>
+static inline void panel_int4(const Matrix& m, const Input& in, int panel, int token, F* out) {
+  const int groups = m.groups();
+  const uint8_t* w = m.data + panel * m.panel_bytes();
+  const uint16_t* dm = (const uint16_t*)m.scales + (size_t)panel * groups * 2 * LANES;
+  for (int t = 0; t < T; ++t) out[t] = zero();
+  for (int g = 0; g < groups; ++g, dm += 2 * LANES, w += 16 * LANES) {
+    const int8_t* x[T];
+    I acc[T];
+    for (int t = 0; t < T; ++t) x[t] = in.q + (size_t)(token + t) * in.cols + g * 32;
+    dot_int4<T>(w, x, acc);
+    F d = from_half(dm), least = from_half(dm + LANES);
+    for (int t = 0; t < T; ++t) {
+      size_t at = (size_t)(token + t) * in.groups + g;
+      out[t] = fma(to_float(acc[t]), d * all(in.scale[at]), out[t]);
+      out[t] = fma(least, all(in.sum[at]), out[t]);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------- any matrix
+
+// `write(token, first row, F)` for panels [from, to) and tokens [0, tokens): the bias is added.
+template <class Write>
+static inline void multiply(const Matrix& m, const Input& in, int from, int to, int tokens, Write write) {
+  auto give = [&](int panel, int token, F value) {
+    if (m.bias) value = value + load(m.bias + (size_t)panel * LANES);
+    write(token, panel * LANES, value);
+  };
+  F out[8];
+  int panel = from;
+#define DS_FLOAT(T, P)                                                            \
+  {                                                                               \
+    if (m.format == BFLOAT16) panels_float<T, P, true>(m, in, panel, t, out);     \
+    else panels_float<T, P, false>(m, in, panel, t, out);                         \
+    for (int i = 0; i < T; ++i)                                                   \
+      for (int p = 0; p < P; ++p) give(panel + p, t + i, out[i * P + p]);         \
+  }
+  if (!m.whole()) {
+    while (panel < to) {
+      int together = tokens == 1 && to - panel >= 4 ? 4 : tokens <= 2 && to - panel >= 2 ? 2 : 1;
+      int t = 0;
+      if (together == 4) { DS_FLOAT(1, 4) t += 1; }
+      else if (together == 2) { if (tokens == 2) { DS_FLOAT(2, 2) t += 2; } else { DS_FLOAT(1, 2) t += 1; } }
+      for (; t + 4 <= tokens; t += 4) DS_FLOAT(4, 1)
+      for (; t + 2 <= tokens; t += 2) DS_FLOAT(2, 1)
+      for (; t < tokens; ++t) DS_FLOAT(1, 1)
+      panel += together;
+    }
+    return;
+  }
+#undef DS_FLOAT
+#define DS_INT(T)                                                     \
+  {                                                                   \
+    if (m.format == INT8) panel_int8<T>(m, in, panel, t, out);        \
+    else panel_int4<T>(m, in, panel, t, out);                         \
+    for (int i = 0; i < T; ++i) give(panel, t + i, out[i]);           \
+  }
+  for (; panel < to; ++panel) {
+    int t = 0;
+    for (; t + 8 <= tokens && DS_VNNI; t += 8) DS_INT(8)
+    for (; t + 4 <= tokens; t += 4) DS_INT(4)
+    switch (tokens - t) {
+      case 3: DS_INT(3) break;
+      case 2: DS_INT(2) break;
+      case 1: DS_INT(1) break;
+    }
+  }
+#undef DS_INT
+}

@@ -1,0 +1,328 @@
+"""The compiled engine: its products and forwards against readable twins, and the promise that what
+it computes for a token is equal bit for bit whatever is computed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from draftsmith.core.cache import lay_out
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import Signals, TreeShape
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.errors import InputError, UnsupportedModel
+from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.gguf import StoredBlocks, gguf_file
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native import library as native
+from draftsmith.targets.native.engine import why_not
+from draftsmith.targets.native.weights import (
+    Blocks,
+    multiply,
+    pack,
+    pack_blocks,
+    quantise_int4,
+    quantise_int8,
+)
+
+pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
+
+FORMS = ("float32", "bfloat16", "w8a8", "int8", "int4")
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "head_dim": 32,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "llama, tied and scaled": LlamaConfig(
+        **SIZES,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4},
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+}
+TEXT = [(7 * i * i + 3 * i + 1) % 100 for i in range(90)]
+"""More tokens than pass a layer together."""
+
+
+def rounded(x: np.ndarray, group: int) -> np.ndarray:
+    """Activations as 8 bits give them: a scale per group, ties to even."""
+    grouped = x.astype(np.float32).reshape(len(x), -1, group)
+    top = np.abs(grouped).max(-1, keepdims=True)
+    by = np.float32(127) / np.where(top == 0, np.float32(1), top)
+    whole = np.rint(grouped * by).astype(np.float64)
+    return (whole * (top / np.float32(127))).reshape(x.shape)
+
+
+def twin(weight: Tensor, form: str, x: np.ndarray) -> np.ndarray:
+    """The product in float64, of what the format makes of weights and activations."""
+    if form == "float32":
+        return x.astype(np.float64) @ weight.double().numpy().T
+    if form == "bfloat16":
+        return x.astype(np.float64) @ weight.bfloat16().double().numpy().T
+    if form == "int4":
+        return rounded(x, 32) @ quantise_int4(weight).whole().double().numpy().T
+    group = x.shape[1] if form == "w8a8" else 32
+    numbers, scale = quantise_int8(weight, group)
+    whole = numbers.double().unflatten(1, (-1, group)) * scale.double()[..., None]
+    return rounded(x, group) @ whole.flatten(1).numpy().T
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [16, 50])
+def test_products_are_those_of_the_twin_for_every_number_of_tokens(form: str, rows: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(rows, 96, generator=draw)
+    bias = torch.randn(rows, generator=draw)
+    x = torch.randn(19, 96, generator=draw).numpy()
+    packed = pack(native.library(), weight, form, bias)
+    together = multiply(native.library(), packed, x)
+    expected = twin(weight, form, x) + bias.double().numpy()
+    assert np.abs(together - expected).max() < 2e-5 * np.abs(expected).max()
+    for width in range(1, 19):
+        for first in (0, 1, 19 - width):
+            some = multiply(native.library(), packed, x[first : first + width])
+            assert (some == together[first : first + width]).all(), (width, first)
+
+
+@pytest.mark.parametrize("form", ["w8a8", "int8"])
+def test_integer_products_are_exact_at_the_ends_of_their_range(form: str) -> None:
+    """Older instruction sets cut off sums of pairs beyond 16 bits."""
+    signs = np.where(np.arange(512) % 3 == 0, -1, 1)
+    for weights, given in ((signs, signs), (signs, np.ones(512)), (np.ones(512), np.ones(512))):
+        weight = torch.from_numpy(127.0 * weights).float().repeat(16, 1)
+        packed = pack(native.library(), weight, form)
+        out = multiply(native.library(), packed, 127.0 * given[None])
+        assert (out == 127 * 127 * (weights * given).sum()).all()
+
+
+def test_blocks_of_a_file_are_taken_as_they_are() -> None:
+    draw = torch.Generator().manual_seed(1)
+    numbers = torch.randint(0, 16, (20, 64), generator=draw, dtype=torch.uint8)
+    scale = torch.rand(20, 2, generator=draw).half()
+    blocks = Blocks(numbers_RK=numbers, scale_RG=scale, least_RG=-8 * scale)
+    x = torch.randn(3, 64, generator=draw).numpy()
+    out = multiply(native.library(), pack_blocks(native.library(), blocks), x)
+    expected = rounded(x, 32) @ blocks.whole().double().numpy().T
+    assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+# ------------------------------------------------------------------------- forwards
+
+
+def target_of(config: Any, form: str = "auto", dtype: torch.dtype = torch.float32) -> HFTarget:
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        for name, parameter in model.named_parameters():
+            if "bias" in name:
+                parameter.data.normal_(0, 0.1)
+    weights = {"float32": "auto", "bfloat16": "bf16"}.get(form, form)
+    return HFTarget(model, weights=weights, compile=True, end_ids=frozenset())
+
+
+def logits_of(target: HFTarget, texts: Sequence[Sequence[int]], keep: int) -> Tensor:
+    cache = target.new_cache(len(texts), 200)
+    tokens, block = lay_out(cache, texts)
+    return target.forward(torch.from_numpy(tokens), block, keep, Signals()).logits_BNV
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_and_states_are_those_of_transformers(name: str) -> None:
+    target = target_of(CONFIGS[name])
+    assert target.not_compiled is None
+    signals = Signals(last_hidden=True, layers=(0, 2))
+    cache = target.new_cache(1, 200)
+    tokens, block = lay_out(cache, [TEXT])
+    out = target.forward(torch.from_numpy(tokens), block, len(TEXT), signals)
+    with target.native("eager") as model, target.capture(signals) as captured:
+        theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits
+    states = captured.signals_BTS
+    assert out.signals_BTS is not None and states is not None
+    assert (out.logits_BNV - theirs).abs().max() < 1e-4 * theirs.abs().max()
+    assert (out.signals_BTS - states).abs().max() < 1e-4 * states.abs().max()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_of_a_token_are_equal_whatever_is_computed_beside_it(name: str, form: str) -> None:
+    #     row 0   90 known | p p p      tree   p(last) -+- 0 --- 2 --- 4
+    #     row 1   40 known | p                          `- 1 --- 3
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    target = target_of(CONFIGS[name], form, dtype)
+    assert target.engine.endswith(f"{form} weights)")
+    parents = np.array([-1, -1, 0, 1, 2])
+    nodes = np.array([11, 22, 33, 44, 55])
+    paths = {0: [0], 1: [1], 2: [0, 2], 3: [1, 3], 4: [0, 2, 4]}
+    known, pending = [TEXT, TEXT[30:70]], [[5, 6, 7], [8]]
+    cache = target.new_cache(2, 300)
+    tokens, block = lay_out(cache, known)
+    target.forward(torch.from_numpy(tokens), block, 1, Signals())
+    cache.commit(np.array([len(text) for text in known]))
+    tokens, block = lay_out(cache, pending, np.stack([nodes] * 2), np.stack([parents] * 2))
+    drafted = target.forward(torch.from_numpy(tokens), block, 6, Signals()).logits_BNV
+    for b in range(2):
+        text = [*known[b], *pending[b]]
+        for node, path in {-1: [], **paths}.items():
+            whole = [*text, *nodes[path].tolist()]
+            # token by token at the end, in pieces before it
+            alone = target.new_cache(1, 300)
+            pieces = [whole[:17], whole[17:-2], whole[-2:-1], whole[-1:]]
+            for piece in pieces:
+                tokens, block = lay_out(alone, [piece])
+                out = target.forward(torch.from_numpy(tokens), block, 1, Signals()).logits_BNV
+                alone.commit(np.array([len(piece)]))
+            assert torch.equal(out[0, 0], drafted[b, node + 1]), (b, node)
+            assert torch.equal(out, logits_of(target, [whole], 1)), "in one piece"
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "w8a8", "int4"])
+def test_drafts_change_no_token(form: str) -> None:
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    target = target_of(CONFIGS["llama"], form, dtype)
+    prompts = [TEXT[:9], TEXT[20:50], [3]]
+
+    def texts(drafter: Any, temperature: float) -> list[list[int]]:
+        drafter.bind(target)
+        options = DecodeOptions(
+            sampler=Sampler(temperature=temperature),
+            max_new_tokens=40,
+            rule="match",
+            shape=TreeShape.chain(5),
+        )
+        out: list[list[int]] = [[] for _ in prompts]
+        for step in decode(target, drafter, prompts, options):
+            for b, emitted in enumerate(step.emitted):
+                out[b] += emitted
+        return out
+
+    for temperature in (0.0, 1.0):
+        lookup = PromptLookup(PromptLookup.Config(length=5))
+        assert texts(lookup, temperature) == texts(NoDrafter(), temperature)
+
+
+# ------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("config", "form", "reason"),
+    [
+        (LlamaConfig(**{**SIZES, "hidden_size": 72}), "float32", "hidden size is 72"),
+        (LlamaConfig(**{**SIZES, "intermediate_size": 80}), "int4", "no multiple of 32"),
+        (LlamaConfig(**{**SIZES, "head_dim": 16}), "float32", "head is 16"),
+        (LlamaConfig(**SIZES, hidden_act="gelu"), "float32", "activation is gelu"),
+        (MistralConfig(**SIZES, sliding_window=8), "float32", "has a window"),
+    ],
+)
+def test_what_cannot_be_compiled_runs_in_transformers_and_says_why(
+    config: Any, form: str, reason: str
+) -> None:
+    if form == "float32":
+        target = target_of(config)
+        assert target.engine == "transformers"
+        assert target.not_compiled is not None and reason in target.not_compiled
+    else:
+        with pytest.raises(UnsupportedModel, match=reason):
+            target_of(config, form)
+
+
+def test_a_machine_without_a_compiler_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    native.library.cache_clear()
+    try:
+        target = target_of(CONFIGS["llama"])
+        assert target.not_compiled is not None and "no C++ compiler" in target.not_compiled
+        with pytest.raises(UnsupportedModel, match="no C\\+\\+ compiler"):
+            target_of(CONFIGS["llama"], "int8")
+    finally:
+        native.library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "cxx"
+    broken.write_text("#!/bin/sh\necho 'cxx: cannot do that' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    try:
+        with pytest.raises(native.NotBuilt, match="cannot do that"):
+            native.library()
+    finally:
+        native.library.cache_clear()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_formats_of_the_engine_want_the_engine() -> None:
+    with pytest.raises(InputError, match="--weights int4 needs --compile"):
+        ModelConfig(target="x", weights="int4").validate()
+    assert why_not(target_of(CONFIGS["llama"]).model, (None,), "int8") is None
+
+
+# ------------------------------------------------------------------------- GGUF
+
+
+def test_blocks_of_a_gguf_file_are_the_weights_that_it_holds(tmp_path: Path) -> None:
+    """Queries and keys lie there in another order of rows (llama.cpp's rotary embedding)."""
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    draw = np.random.default_rng(0)
+    weights = {}
+    for number, kind in enumerate(("Q4_0", "Q4_1", "Q8_0")):
+        kind_id = gguf.GGMLQuantizationType[kind]
+        for part, rows in (("attn_q", 128), ("ffn_down", 64)):
+            data = gguf.quants.quantize(draw.standard_normal((rows, 64), np.float32), kind_id)
+            writer.add_tensor(f"blk.{number}.{part}.weight", data, raw_dtype=kind_id)
+            weights[number, part] = gguf.quants.dequantize(data, kind_id)
+    writer.add_tensor("token_embd.weight", draw.standard_normal((100, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = StoredBlocks(file, CONFIGS["llama"])
+    for number in range(3):
+        blocks = stored(f"model.layers.{number}.mlp.down_proj")
+        assert blocks is not None
+        assert np.allclose(blocks.whole(), weights[number, "ffn_down"], rtol=0, atol=1e-6)
+        blocks = stored(f"model.layers.{number}.self_attn.q_proj")
+        assert blocks is not None
+        halves = weights[number, "attn_q"].reshape(4, 16, 2, 64).swapaxes(1, 2).reshape(128, 64)
+        assert np.allclose(blocks.whole(), halves, rtol=0, atol=1e-6)
+    assert stored("model.embed_tokens") is None, "not in blocks"
+
+
+def test_a_target_names_a_gguf_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nothing\.gguf' does not exist"):
+        gguf_file(str(tmp_path / "nothing.gguf"))
+    assert gguf_file(str(tmp_path)) is None
+    (tmp_path / "one.gguf").touch()
+    assert gguf_file(str(tmp_path)) == tmp_path / "one.gguf"
+    (tmp_path / "two.gguf").touch()
+    with pytest.raises(InputError, match="holds 2 GGUF files"):
+        gguf_file(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert gguf_file(str(tmp_path)) is None, "a folder of transformers"
