@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -26,9 +27,18 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full-part",
+        metavar="K/N",
+        help="of the tests that take long only the K-th of N parts (K from 0)",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`@pytest.mark.every(n)`: of the parameters of a test all but each n-th are `full`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`@pytest.mark.every(n)`: of the parameters of a test all but each n-th are `full`. Then
+    `--full-part`."""
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("every")
@@ -37,6 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[name] % mark.args[0]:
                 item.add_marker(pytest.mark.full)
             seen[name] += 1
+    part = config.getoption("--full-part")
+    if part is None:
+        return
+    number, parts = map(int, part.split("/"))
+    assert 0 <= number < parts, f"--full-part {part}: the first of {parts} is 0"
+    kept, dropped = [], []
+    for item in items:
+        mine = zlib.crc32(item.nodeid.encode()) % parts == number
+        full = item.get_closest_marker("full") is not None
+        (dropped if full and not mine else kept).append(item)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
 
 
 @pytest.fixture(scope="session", autouse=True)

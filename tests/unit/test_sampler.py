@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.sampling import History, Sampler, largest
 from draftsmith.errors import BackendError, InputError
 
 SETTINGS = {
@@ -292,3 +292,15 @@ def test_the_oracle_of_the_contract_suite_agrees_with_transformers() -> None:
         for row in range(len(logits)):
             found = exact_law(logits[row].numpy(), sampler, [], 0)
             np.testing.assert_allclose(found, wanted[row].numpy(), atol=1e-12)
+
+
+def test_the_largest_is_torchs_the_first_of_equal_ones_and_nan_before_all() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randint(-4, 5, (50, 300), generator=draw).float()
+    scores[3, 200], scores[4, 17], scores[5] = math.nan, math.inf, -math.inf
+    top, column = largest(scores)
+    expected, _ = scores.max(-1)
+    assert torch.equal(top.nan_to_num(99.0), expected.nan_to_num(99.0))
+    firsts = [next(i for i, x in enumerate(row) if x == max(row)) for row in scores.tolist()]
+    firsts[3] = 200
+    assert column.tolist() == firsts
