@@ -20,8 +20,8 @@ EXPECTED = {
         --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
         --limit --logit-bias --max-new-tokens --min-p --presence-penalty --prompt --prompts
-        --repetition-penalty --revision --rule --seed --stop --stream --target --temperature --top-k
-        --top-p --trust-remote-code --weights
+        --raw --repetition-penalty --revision --rule --seed --stop --stream --target --temperature
+        --top-k --top-p --trust-remote-code --weights
     """,
     "bench": """
         --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length

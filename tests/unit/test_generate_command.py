@@ -120,6 +120,57 @@ def test_prompt_files_and_chats(run_json: Command, tmp_path: Path) -> None:
     assert len(run_json("--prompts", str(path), "--limit", "1", "--max-new-tokens", "4")) == 1
 
 
+CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>"
+
+
+@pytest.fixture
+def chat_model(models: Path, tmp_path: Path) -> Path:
+    """The target with a chat template."""
+    folder = tmp_path / "chatty"
+    shutil.copytree(models / "target", folder)
+    (folder / "chat_template.jinja").write_text(CHAT)
+    return folder
+
+
+def test_a_prompt_of_the_command_line_is_asked_through_the_template_unless_it_is_raw(
+    chat_model: Path, run_json: Command, tmp_path: Path
+) -> None:
+    words = ["--target", str(chat_model), "--max-new-tokens", "6"]
+    (asked,) = run_json(*words, "--prompt", "the cat")
+    assert asked["prompt"] == "<user> the cat\n<assistant>"
+    (raw,) = run_json(*words, "--prompt", "the cat", "--raw")
+    (plain,) = run_json("--max-new-tokens", "6", "--prompt", "the cat")
+    assert raw == plain != asked
+    # a file says itself what its prompts are
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"text": "the cat"}\n{"question": "the cat"}\n')
+    assert run_json(*words, "--prompts", str(path)) == [raw, asked]
+
+
+def test_headings_name_what_was_asked_and_plain_prompts_of_a_file_are_noted(
+    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", "--target", str(chat_model), "--max-new-tokens", "2"]
+    path = tmp_path / "prompts.txt"
+    path.write_text("the cat\nthe dog\n")
+    for given in (prompt_words("the cat", "the dog"), ["--prompts", str(path)]):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, *given])
+        out, err = capsys.readouterr()
+        assert end.value.code == 0
+        assert "--- 1/2  the cat\n" in out and "--- 2/2  the dog\n" in out
+        assert ("2 of 2 prompts are plain text" in err) == ("--prompts" in given)
+
+
+def test_raw_with_a_file_is_refused(
+    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "--target", str(chat_model), "--raw", "--prompts", "x.txt"])
+    assert end.value.code == 2
+    assert "--raw does nothing without --prompt" in capsys.readouterr().err
+
+
 def test_a_stop_string_ends_the_text_before_it(run_json: Command) -> None:
     plain = run_json(*prompt_words(PROMPTS[0]), "--max-new-tokens", "40")[0]
     stop = plain["text"][10:13]

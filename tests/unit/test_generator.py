@@ -131,17 +131,49 @@ def test_one_prompt_needs_no_list(target: HFTarget) -> None:
         assert generator.generate(one, GREEDY) == generator.generate(many, GREEDY)
 
 
-def test_a_chat_goes_through_the_template() -> None:
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def chatty() -> HFTarget:
+    """A target whose tokenizer has a chat template."""
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    generator = Generator(HFTarget(tiny_model(), tokenizer))
+    tokenizer.chat_template = CHAT
+    return HFTarget(tiny_model(), tokenizer)
+
+
+def test_a_chat_goes_through_the_template(chatty: HFTarget) -> None:
+    generator = Generator(chatty)
     chat = [{"role": "system", "content": "the log"}, {"role": "user", "content": "the cat"}]
     (made,) = generator.generate([chat], GREEDY)
-    (plain,) = generator.generate(["<system> the log\n<user> the cat\n<assistant>"], GREEDY)
-    assert made == plain
+    written = "<system> the log\n<user> the cat\n<assistant>"
+    assert [made] == generator.generate([written], GREEDY, raw=True)
+
+
+def test_a_text_is_a_turn_of_a_chat_unless_it_is_raw(chatty: HFTarget, target: HFTarget) -> None:
+    generator, text = Generator(chatty), TEXTS[0]
+    asked = generator.generate(text, GREEDY)
+    assert asked == generator.generate([[{"role": "user", "content": text}]], GREEDY)
+    assert asked[0].prompt_tokens == tuple(ids_of(chatty, f"<user> {text}\n<assistant>"))
+    raw = generator.generate(text, GREEDY, raw=True)
+    assert raw == generator.generate(ids_of(chatty, text), GREEDY)
+    # without a template there is one way
+    assert Generator(target).generate(text, GREEDY) == Generator(target).generate(
+        text, GREEDY, raw=True
+    )
+
+
+def test_raw_is_for_texts(chatty: HFTarget) -> None:
+    generator = Generator(chatty)
+    with pytest.raises(InputError, match="Prompt 0 is a chat, which raw=True cannot"):
+        generator.generate([[{"role": "user", "content": "the cat"}]], GREEDY, raw=True)
+    with pytest.raises(InputError, match="Prompt 1 is empty"):
+        generator.generate(["the cat", " \n"], GREEDY)
+    with pytest.raises(InputError, match="raw must be"):
+        generator.generate("the cat", GREEDY, raw="no")  # type: ignore[arg-type]
 
 
 def test_a_seed_repeats_a_text_and_its_absence_does_not(target: HFTarget) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.tiny_models import tiny_tokenizer
 from transformers import AutoTokenizer
 
-from draftsmith.data.prompts import Message, Prompt, plain_prompts
+from draftsmith.data.prompts import Message, Prompt, note_plain, text_prompts
 from draftsmith.data.suites import load_prompts, load_suite
 from draftsmith.errors import InputError
 from draftsmith.live.config import PromptConfig
@@ -318,12 +318,33 @@ def test_rendering_uses_the_chat_template_for_chats_only() -> None:
         chat.render(without, ["x", "y"])
 
 
-def test_prompts_of_the_command_line() -> None:
-    assert [p.text for p in plain_prompts(["a", "b"])] == ["a", "b"]
-    with pytest.raises(InputError, match="prompt 2 is empty"):
-        plain_prompts(["a", " \n"])
-    with pytest.raises(InputError, match=r"prompt 2\b.*lone surrogate"):
-        plain_prompts(["a", "caf\udce9"])
+def test_prompts_of_the_command_line_are_chats_of_one_turn_unless_they_are_raw() -> None:
+    texts = ["a", "b"]
+    raw, chats = text_prompts(texts, raw=True), text_prompts(texts, raw=False)
+    assert [p.text for p in raw] == [p.asked for p in raw] == [p.asked for p in chats] == texts
+    with_template, without = Tokenizer("yes"), Tokenizer(None)
+    assert [p.render(with_template) for p in chats] == ["<user>a<assistant>", "<user>b<assistant>"]
+    assert [p.render(with_template) for p in raw] == texts
+    # no template: both are the same tokens, the start token among them
+    assert [p.token_ids(without) for p in chats] == [p.token_ids(without) for p in raw]
+    for kind in (True, False):
+        with pytest.raises(InputError, match="prompt 2 is empty"):
+            text_prompts(["a", " \n"], raw=kind)
+        with pytest.raises(InputError, match=r"prompt 2\b.*lone surrogate"):
+            text_prompts(["a", "caf\udce9"], raw=kind)
+
+
+def test_plain_prompts_of_a_file_are_noted_where_the_model_is_a_chat_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mixed = (Prompt(id="1", text="ab"), Prompt(id="2", messages=(user("a"),)))
+    with caplog.at_level("INFO", logger="draftsmith"):
+        note_plain(mixed, Tokenizer(None))
+        note_plain(mixed[1:], Tokenizer("yes"))
+        assert not caplog.messages
+        note_plain(mixed, Tokenizer("yes"))
+    (said,) = caplog.messages
+    assert said.startswith("1 of 2 prompts are plain text")
 
 
 JSON = st.recursive(

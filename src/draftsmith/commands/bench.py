@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from draftsmith.bench.config import BenchConfig
 from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import say, say_written, show, write_csv
+from draftsmith.data.prompts import note_plain
 from draftsmith.data.suites import load_suite
 from draftsmith.errors import InputError
 from draftsmith.provenance import (
@@ -78,6 +79,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     target = open_target(options.model, quiet=True)
     arms = open_drafters(names, options.drafting, target)
     check_predictions(prompts, arms)
+    note_plain(prompts, target.tokenizer)
     items = make_items(prompts, target, options.max_new_tokens)
     samplers = tuple(
         Sampler.from_params(options.sampling.params(t)) for t in options.temperatures()
@@ -251,6 +253,7 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
     target = open_model(options.model)
     unshaped = replace(options.drafting, draft_length=None)
     arms = open_drafters(options.drafters(), unshaped, target)
+    note_plain(prompts, target.tokenizer)
     temperature = options.temperatures()[0]
     decoding = DecodeOptions(
         sampler=Sampler.from_params(options.sampling.params(temperature)),

@@ -22,6 +22,7 @@ from rich.progress import (
 
 from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.config import as_dict
+from draftsmith.data.prompts import note_plain
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill.config import CollectConfig
 from draftsmith.errors import InputError
@@ -71,6 +72,7 @@ def run(options: CollectOptions) -> dict[str, Any]:
     config = tokenizer_training.text_config(model.target, model.revision, model.trust_remote_code)
     signals = parse_features(options.kept.feature_words(), config)
     settings = replace(make_settings(options), signals=signals)
+    note_plain(prompts, tokenizer)
     requests = make_requests(options, prompts, tokenizer)
     unasked = sum(len(prompt.turns) + 1 - len(known_turns(prompt)) for prompt in prompts)
     if unasked:

@@ -1,4 +1,4 @@
-"""`draftsmith generate`: continue prompts with a target and a drafter.
+"""`draftsmith generate`: answer or continue prompts with a target and a drafter.
 
 Text that appears as it is decoded, accepted drafts coloured.
 """
@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, Many, each_at_least, require
+from draftsmith.config import Leading, Many, each_at_least, require, unused
 from draftsmith.core.config import SamplingConfig, check_temperature
-from draftsmith.data.prompts import plain_prompts
+from draftsmith.data.prompts import note_plain, text_prompts
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(VerbOptions):
-    """Continue prompts with a target and a drafter; the output distribution is the target's."""
+    """Answer or continue prompts, with a drafter; the output distribution is the target's."""
 
     model: ModelConfig
     drafter: str = "none"
     """none, prompt_lookup, lookahead, independent:MODEL, prediction, or a draft model's folder."""
     prompt: Annotated[Many, Leading] = ()
-    """A prompt; may be given several times."""
+    """A prompt; may be given several times. It goes through the chat template, if there is one."""
+    raw: bool = False
+    """Continue --prompt as it stands, without the model's chat template."""
     prompts: Path | None = None
     """A file of prompts: JSONL or one per line, also .gz and .xz."""
     limit: int | None = None
@@ -60,6 +62,9 @@ class GenerateOptions(VerbOptions):
         given = bool(self.prompt) + (self.prompts is not None)
         require(given == 1, "give prompts either by --prompt TEXT or by --prompts FILE")
         require(all(self.prompt), "--prompt must not be empty")
+        if self.prompts is not None:
+            needs = "--prompt; in a file, a `prompt` or `text` is continued as it stands anyway"
+            unused("--raw", self.raw, False, needs)
         require(all(self.stop), "--stop must not be empty")
         require(bool(self.drafter.strip()), "--drafter must not be empty; 'none' drafts nothing")
         require(not (self.stream and self.json), "--stream and --json exclude each other")
@@ -80,7 +85,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
 
     if options.stream and options.batch_size > 1:
         raise InputError("--stream shows one text at a time: leave out --batch-size.")
-    prompts = plain_prompts(options.prompt)
+    prompts = text_prompts(options.prompt, raw=options.raw)
     if options.prompts is not None:
         from draftsmith.data.suites import load_prompts
 
@@ -95,6 +100,8 @@ def run(options: GenerateOptions) -> dict[str, Any]:
     target = open_target(options.model, quiet=True)
     (arm,) = open_drafters([options.drafter], options.drafting, target)
     check_predictions(prompts, [arm])
+    if options.prompts is not None:
+        note_plain(prompts, target.tokenizer)
     ids = [encode(prompt, target) for prompt in prompts]
     predictions = [prediction(prompt, target) for prompt in prompts]
     if options.drafting.draft_length == "auto":
@@ -132,16 +139,15 @@ def run(options: GenerateOptions) -> dict[str, Any]:
         """Print what one step gave to the one text of its batch."""
         number = rows[0]
         if number not in streams:
-            _print_prompt(out, prompts[number].render(target.tokenizer), len(prompts), number)
+            _print_prompt(out, prompts[number].asked, len(prompts), number)
             streams[number] = Stream(target.tokenizer, out, options.stop)
         streams[number].add(step.emitted[0], step.accepted[0])
 
     def done(number: int, generation: Generation) -> None:
         nonlocal total
-        prompt = prompts[number].render(target.tokenizer)
         results.append(
             {
-                "prompt": prompt,
+                "prompt": prompts[number].render(target.tokenizer),
                 "text": generation.text or "",
                 "token_ids": generation.token_ids,
                 "finish_reason": generation.finish_reason,
@@ -153,7 +159,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
         if options.stream:
             streams[number].finish()
         elif not options.json:
-            _print_prompt(out, prompt, len(prompts), number)
+            _print_prompt(out, prompts[number].asked, len(prompts), number)
             write_text(out, f"{generation.text or ''}\n")
 
     generator.generate(
@@ -174,7 +180,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
 def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
     """With several prompts, say which one follows."""
     if count > 1:
-        first, *_ = prompt.strip().splitlines() or [""]  # a chat template may write blanks alone
+        first, *_ = prompt.strip().splitlines() or [""]  # a plugin's prompt may be blanks alone
         short = first if len(first) <= 72 else f"{first[:71]}\N{HORIZONTAL ELLIPSIS}"
         out.print(Text(f"--- {number + 1}/{count}  {short}", style="bold"), soft_wrap=True)
 

@@ -20,6 +20,7 @@ from draftsmith.commands._options import VerbOptions, holds_out
 from draftsmith.commands._tables import show
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import to_argv
+from draftsmith.data.prompts import note_plain
 from draftsmith.data.suites import load_suite
 from draftsmith.provenance import (
     jsonable,
@@ -89,6 +90,7 @@ def open_tuner(options: TuneOptions) -> Tuner:
     longest = replace(options.drafting, draft_length="auto")
     arms = open_drafters(options.drafters(), longest, target)
     check_predictions(prompts, arms)
+    note_plain(prompts, target.tokenizer)
     ids = [encode(prompt, target) for prompt in prompts]
     expected = [prediction(prompt, target) for prompt in prompts]
     return Tuner(options, target, arms, sampler, ids, expected)

@@ -24,7 +24,7 @@ from draftsmith.core.rows import StopStrings, check_prompt, several
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
 from draftsmith.core.verify import Rule
-from draftsmith.data.prompts import Message, Prompt
+from draftsmith.data.prompts import Message, Prompt, has_chat_template, text_prompt
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
@@ -337,16 +337,20 @@ class Generator:
         prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | None = None,
         *,
+        raw: bool = False,
         batch_size: int = 1,
         predictions: Sequence[str | Sequence[int]] = (),
         on_step: Callable[[DecodeStep, range], None] | None = None,
         on_done: Callable[[int, Generation], None] | None = None,
     ) -> list[Generation]:
-        """Continue one prompt or several.
+        """Answer or continue one prompt or several.
 
         Args:
-            prompts: texts, chats or token ids. A chat goes through the tokenizer's chat template.
+            prompts: texts, chats or token ids. A chat goes through the tokenizer's chat template,
+                and so does a text, as what the user says. Where the tokenizer has none, a text is
+                continued.
             params: None: the defaults of `SamplingParams`.
+            raw: texts are continued as they stand, without the chat template.
             batch_size: prompts decoded together; the texts do not depend on it.
             predictions: an expected continuation per prompt, for drafters that use one.
             on_step: called with every step and the prompt numbers of its rows (to stream).
@@ -361,8 +365,9 @@ class Generator:
         """
         params = SamplingParams() if params is None else params
         require_kind("params", params, SamplingParams)
+        require_kind("raw", raw, bool)
         self._bind()
-        ids = [_prompt_tokens(one, i, self.target) for i, one in enumerate(_as_list(prompts))]
+        ids = [_prompt_tokens(one, i, self.target, raw) for i, one in enumerate(_as_list(prompts))]
         if isinstance(predictions, str):
             predictions = [predictions]
         predictions = several(predictions, "predictions")
@@ -439,15 +444,22 @@ def _plain(values: Any) -> Any:
     return values.tolist() if array else values
 
 
-def _prompt_tokens(prompt: Any, number: int, target: Target) -> Sequence[int]:
+def _prompt_tokens(prompt: Any, number: int, target: Target, raw: bool) -> Sequence[int]:
     """A text, a chat or token ids as token ids."""
     if isinstance(prompt, str):
-        return encode(Prompt(id=str(number), text=prompt), target)
+        if not raw and not prompt.strip() and has_chat_template(target.tokenizer):
+            raise InputError(f"Prompt {number} is empty: there is nothing to answer.")
+        return encode(text_prompt(prompt, id=str(number), raw=raw), target)
     prompt = _plain(prompt)
     parts = (
         list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, _BYTES) else None
     )
     if parts and all(isinstance(one, Mapping) for one in parts):
+        if raw:
+            raise InputError(
+                f"Prompt {number} is a chat, which raw=True cannot continue as it stands: leave "
+                "out raw, or give the chat as one text."
+            )
         return encode(Prompt(id=str(number), messages=_messages(parts, number)), target)
     if parts is None or not all(is_whole(one) for one in parts):
         raise InputError(

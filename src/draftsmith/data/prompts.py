@@ -12,12 +12,17 @@ first field of these makes the prompt; the rest of the table is optional:
     language, tag (also category), id (also question_id, task_id, prompt_id)
 
 A plain prompt is continued as it stands. The others are chats: rendered by the tokenizer's chat
-template where it has one. A chat that ends with an answer is replayed: its first user turn is the
-prompt, its later user turns follow in `turns`, and its answers are what each is expected to get.
+template where it has one. So a file says itself what it holds, and whoever reads it (`generate`,
+`bench`, `tune`, `collect`) asks the same. A text that is given by itself is a chat of one turn,
+unless it is to be continued `raw`: see `text_prompts`.
+
+A chat that ends with an answer is replayed: its first user turn is the prompt, its later user turns
+follow in `turns`, and its answers are what each is expected to get.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +32,8 @@ from typing import Any
 
 from draftsmith.config import check_whole
 from draftsmith.errors import InputError, nearest
+
+_log = logging.getLogger(__name__)
 
 MINI = "Translate to {language}: {source}\n"
 """What the shipped translation model was trained with."""
@@ -75,6 +82,14 @@ class Prompt:
     def is_chat(self) -> bool:
         return self.text is None
 
+    @property
+    def asked(self) -> str:
+        """The text, or what the user says before the first answer."""
+        if self.text is not None:
+            return self.text
+        said = [message.content for message in self.messages if message.role == "user"]
+        return said[-1] if said else ""
+
     def expected(self, turn: int) -> tuple[str, ...]:
         """What a good answer to this turn matches, 0 the first; nothing where nobody knows."""
         return self.answers[turn : turn + 1] if turn else self.reference
@@ -96,16 +111,21 @@ class Prompt:
         if self.text is not None:
             return self.text
         chat = self.conversation(answers)
-        if not tokenizer.chat_template:
+        if not has_chat_template(tokenizer):
             return "\n\n".join(message.content for message in chat)
         return render_chat(tokenizer, chat)
 
     def token_ids(self, tokenizer: Any, answers: Sequence[str] = ()) -> tuple[int, ...]:
         """`render` as tokens; a chat template has written its own special tokens already."""
-        templated = self.is_chat and bool(tokenizer.chat_template)
+        templated = self.is_chat and has_chat_template(tokenizer)
         text = self.render(tokenizer, answers)
         check_whole(text, f"prompt {self.id}")
         return tuple(tokenizer.encode(text, add_special_tokens=not templated))
+
+
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether the tokenizer brings a chat template, as those of instruct models do."""
+    return bool(getattr(tokenizer, "chat_template", None))
 
 
 def render_chat(
@@ -315,8 +335,12 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
-    """Make prompts of texts, which are continued as they stand.
+def text_prompts(texts: Sequence[str], *, raw: bool) -> tuple[Prompt, ...]:
+    """Make prompts of texts: each is the one turn of a chat. A tokenizer without a chat template
+    sees the text alone, and continues it.
+
+    Args:
+        raw: the texts are continued as they stand, also where there is a template.
 
     Raises:
         InputError: a text is empty or holds half a character.
@@ -325,4 +349,26 @@ def plain_prompts(texts: Sequence[str]) -> tuple[Prompt, ...]:
         if not text.strip():
             raise InputError(f"prompt {number} is empty: give some text to continue")
         check_whole(text, f"prompt {number}")
-    return tuple(Prompt(id=str(number), text=text) for number, text in enumerate(texts, start=1))
+    return tuple(
+        text_prompt(text, id=str(number), raw=raw) for number, text in enumerate(texts, start=1)
+    )
+
+
+def text_prompt(text: str, *, id: str, raw: bool) -> Prompt:
+    """One of `text_prompts`, unchecked."""
+    if raw:
+        return Prompt(id=id, text=text)
+    return Prompt(id=id, messages=(Message(role="user", content=text),))
+
+
+def note_plain(prompts: Sequence[Prompt], tokenizer: Any) -> None:
+    """Log that a chat model is about to continue plain prompts of a file: texts that nobody put as
+    a question, whose figures are seldom those that are wanted."""
+    plain = sum(not prompt.is_chat for prompt in prompts)
+    if plain and has_chat_template(tokenizer):
+        _log.info(
+            "%d of %d prompts are plain text, which is continued as it stands; to ask it through "
+            'the chat template, write {"question": ...} or {"turns": [...]} per line',
+            plain,
+            len(prompts),
+        )
