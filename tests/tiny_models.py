@@ -82,6 +82,23 @@ def save_pair(folder: Path, *, context: int = 512) -> None:
     tiny_tokenizer().save_pretrained(folder / "draft")
 
 
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A chat template."""
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+)
+"""In front of it: one that refuses system texts, as Gemma's does."""
+
+
+def save_chat_pair(folder: Path, *, context: int = 512, template: str = CHAT) -> None:
+    """`save_pair` with a chat template."""
+    save_pair(folder, context=context)
+    (folder / "target" / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
 FAMILIES: dict[str, type[PretrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,

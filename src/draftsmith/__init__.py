@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from draftsmith.core.cache import KVCache as KVCache
     from draftsmith.core.config import SamplingParams as SamplingParams
     from draftsmith.core.config import TreeShape as TreeShape
+    from draftsmith.core.conversation import Conversation as Conversation
     from draftsmith.core.decode import DecodeOptions as DecodeOptions
     from draftsmith.core.decode import Session as Session
     from draftsmith.core.generation import Generator as Generator
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. A test keeps this, `__all__` and the block above in step.
 _HOMES = {
+    "Conversation": "draftsmith.core.conversation",
     "DecodeOptions": "draftsmith.core.decode",
     "DecodeStep": "draftsmith.core.types",
     "DraftTree": "draftsmith.core.types",

@@ -39,7 +39,7 @@ INTERRUPTED = 130
 _LONGEST = 2000
 """Characters of an error that are printed."""
 _GROUPS = {
-    "": "quickstart generate bench doctor pretrain collect distill report tune",
+    "": "quickstart chat generate bench doctor pretrain collect distill report tune",
     "live": "translate make-stream make-examples replay score serve",
     "plan": "law optimum sweep alpha fit table ladder check",
 }

@@ -28,6 +28,7 @@ EXTEND = os.environ.get("DRAFTSMITH_EXTEND", "") not in ("", "0")
 
 VERBS = [
     "quickstart",
+    "chat",
     "generate",
     "bench",
     "doctor",

@@ -31,6 +31,7 @@ FLOORS = [
     ["drafters"],
     ["core.decode"],
     ["core.generation"],
+    ["core.conversation"],
     ["plan"],
     ["distill"],
     ["bench"],

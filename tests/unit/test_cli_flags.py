@@ -16,6 +16,12 @@ EXPECTED = {
     "quickstart": """
         --debug --json --limit --max-new-tokens --models --out --seed --temperature
     """,
+    "chat": """
+        --acceptance --attn-implementation --compile --debug --device --draft-length
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
+        --logit-bias --max-new-tokens --min-p --presence-penalty --repetition-penalty --revision
+        --rule --seed --system --target --temperature --top-k --top-p --trust-remote-code --weights
+    """,
     "generate": """
         --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
+from tests.tiny_models import save_chat_pair, save_pair, tiny_model, tiny_tokenizer
 
 from draftsmith import cli
 from draftsmith.commands.generate import Stream
@@ -120,16 +120,11 @@ def test_prompt_files_and_chats(run_json: Command, tmp_path: Path) -> None:
     assert len(run_json("--prompts", str(path), "--limit", "1", "--max-new-tokens", "4")) == 1
 
 
-CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>"
-
-
 @pytest.fixture
-def chat_model(models: Path, tmp_path: Path) -> Path:
+def chat_model(tmp_path: Path) -> Path:
     """The target with a chat template."""
-    folder = tmp_path / "chatty"
-    shutil.copytree(models / "target", folder)
-    (folder / "chat_template.jinja").write_text(CHAT)
-    return folder
+    save_chat_pair(tmp_path)
+    return tmp_path / "target"
 
 
 def test_a_prompt_of_the_command_line_is_asked_through_the_template_unless_it_is_raw(

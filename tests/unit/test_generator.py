@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import save_pair, tiny_model, tiny_tokenizer
+from tests.tiny_models import CHAT, save_pair, tiny_model, tiny_tokenizer
 
 from draftsmith import DecodeOptions, Generator, Sampler, SamplingParams, TreeShape, load_drafter
 from draftsmith.core.decode import decode
@@ -129,12 +129,6 @@ def test_one_prompt_needs_no_list(target: HFTarget) -> None:
     chat = [{"role": "user", "content": TEXTS[0]}]
     for one, many in ((TEXTS[0], [TEXTS[0]]), (ids, [ids]), (chat, [chat])):
         assert generator.generate(one, GREEDY) == generator.generate(many, GREEDY)
-
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 @pytest.fixture

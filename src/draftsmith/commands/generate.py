@@ -225,6 +225,7 @@ class Stream:
         self._put(self._detokenizer.finish(), False)
         self._print(len(self._held))
         write_text(self._console, "\n")
+        self._console.file.flush()  # who reads a pipe waits for the end of the line
 
     def _put(self, text: str, drafted: bool) -> None:
         if self._stopped:

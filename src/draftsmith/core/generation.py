@@ -6,6 +6,7 @@ each piece.
 
 from __future__ import annotations
 
+import collections.abc
 import os
 import secrets
 import weakref
@@ -19,7 +20,7 @@ from typing import Any
 
 from draftsmith.config import at_least, check_whole, is_whole, require, require_kind, short
 from draftsmith.core.config import SamplingParams
-from draftsmith.core.decode import DecodeOptions, check_target, decode
+from draftsmith.core.decode import DecodeOptions, Session, check_target, decode
 from draftsmith.core.rows import StopStrings, check_prompt, several
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, LengthPolicy, TreeShape
@@ -246,6 +247,9 @@ Chat = Sequence[Mapping[str, str]]
 """Messages with the fields `role` and `content`, the last one to be answered."""
 PromptInput = str | Sequence[int] | Chat
 
+Steps = collections.abc.Generator[DecodeStep, None, None]
+"""What `decode` gives; closing it ends the decoding."""
+
 _BOUND_BY: weakref.WeakKeyDictionary[Drafter, weakref.ref[Generator]] = weakref.WeakKeyDictionary()
 """The generator that bound a drafter last."""
 
@@ -391,6 +395,25 @@ class Generator:
             predictions=[one for one in expected for _ in range(params.n)],
             on_step=on_step,
             on_done=on_done,
+        )
+
+    def steps(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        request_ids: Sequence[int] | None = None,
+        session: Session | None = None,
+    ) -> Steps:
+        """Decode token ids side by side, one `DecodeStep` per target forward: see `decode`."""
+        self._bind()
+        return decode(
+            self.target,
+            self.drafter,
+            prompts,
+            self.decode_options(params),
+            request_ids=request_ids,
+            session=session,
         )
 
     def _bind(self) -> None:
