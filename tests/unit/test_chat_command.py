@@ -277,10 +277,10 @@ def read_until(file: int, wanted: bytes, seconds: float = 120) -> bytes:
     """What comes up to and including `wanted`."""
     found, give_up = b"", time.monotonic() + seconds
     while wanted not in found:
-        assert time.monotonic() < give_up, f"{wanted!r} has not come: {found!r}"
+        assert time.monotonic() < give_up, f"{wanted!r} has not come: {found[-200:]!r}"
         if select.select([file], [], [], 1)[0]:
             more = os.read(file, 1)
-            assert more, f"it ended: {found!r}"
+            assert more, f"it ended: {found[-200:]!r}"
             found += more
     return found
 

@@ -177,9 +177,10 @@ class _Chat:
             self.say(_figures(self.answered, "in all"))
 
     def _lines(self) -> Iterator[str]:
+        if isinstance(sys.stdin, io.TextIOWrapper):  # check_text refuses what is no text
+            encoding = sys.stdin.encoding if self.typed else "utf-8"
+            sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape")
         if not self.typed:
-            if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8: see check_text
-                sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
             yield from (line.rstrip("\r\n") for line in sys.stdin)
             return
         with contextlib.suppress(ImportError):  # not on every system; it gives `input` a history

@@ -26,6 +26,7 @@ from torch import Tensor
 from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.core.types import Signals, TrajectoryBatch
 from draftsmith.data import text as _text
+from draftsmith.data.prompts import note_plain
 from draftsmith.data.suites import load_prompts
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import (
@@ -808,6 +809,7 @@ def online_data(
     """
     assert options.prompts is not None
     prompts = load_prompts(options.prompts, keep_empty=True)
+    note_plain(prompts, tokenizer)
     encoded = [prompt.token_ids(tokenizer) if prompt.text != "" else () for prompt in prompts]
     length, most = options.training.block_length, options.max_new_tokens
     reasons = [_why_not(ids, draws, length) for ids in encoded]
