@@ -21,6 +21,7 @@ from tests.net.running import Ended, run
 from tests.tiny_models import CHAT, NO_SYSTEM, save_chat_pair, save_pair
 
 from draftsmith import cli
+from draftsmith.commands.generate import Stream
 from draftsmith.targets.hf import HFTarget
 
 FIELDS = ["user", "text", "token_ids", "finish_reason", "tokens_per_step", "acceptance_rate"]
@@ -245,11 +246,18 @@ def test_in_a_terminal_nothing_that_is_typed_ends_the_chat_but_its_end(
             return line
         raise line
 
+    def late(stream: Stream) -> None:
+        finish(stream)
+        raise KeyboardInterrupt  # of somebody who meant to stop the answer
+
+    finish = Stream.finish
+    monkeypatch.setattr(Stream, "finish", late)
     monkeypatch.setattr(sys, "stdin", Keyboard())
     monkeypatch.setattr("builtins.input", read)
     with pytest.raises(SystemExit) as end:
         cli.main(["chat", "--target", str(models / "target"), *SHORT])
     out, err = capsys.readouterr()
+    monkeypatch.setattr(Stream, "finish", finish)
     assert end.value.code == 0 and not typed
     assert out == chat(models, stdin="the cat\nthe dog\n").out
     for said in ("/help lists", "no turn to take back", "not UTF-8", "the system text holds a NUL"):

@@ -171,6 +171,9 @@ class _Chat:
                 if not self.typed:
                     raise InputError(f"line {number}: {error}") from error
                 self.say(str(error))
+            except KeyboardInterrupt:  # just behind the end of an answer
+                if not self.typed:
+                    raise
             if self._ended:
                 break
         if self.answered:
@@ -188,14 +191,14 @@ class _Chat:
         prompt = "> " if sys.stdout.isatty() else ""
         while True:
             try:
-                yield input(prompt)
-            except EOFError:
+                line = input(prompt)
+            except (EOFError, KeyboardInterrupt) as ended:
                 if prompt:
                     self.out.print()
-                return
-            except KeyboardInterrupt:  # forgets the line that is being typed
-                if prompt:
-                    self.out.print()
+                if isinstance(ended, EOFError):
+                    return
+                continue  # Ctrl-C forgets the line that is being typed
+            yield line
 
     def _take(self, line: str) -> None:
         """A command, or a turn. A path such as /etc/hosts is no command, nor is a line that begins
@@ -274,7 +277,8 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         return came
 
     before = signal.getsignal(signal.SIGINT)
-    ours = threading.current_thread() is threading.main_thread() and before != signal.SIG_IGN
+    heeded = before is not None and before != signal.SIG_IGN
+    ours = heeded and threading.current_thread() is threading.main_thread()
     if ours:
         signal.signal(signal.SIGINT, note)
     try:
