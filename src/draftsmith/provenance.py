@@ -30,6 +30,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -565,6 +566,18 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
+def cache_folder(kind: str) -> Path:
+    """The user's cache for files of this kind; it need not be there yet, nor be writable."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # the specification has relative ones ignored
+    if os.path.isabs(given):
+        return Path(given) / "draftsmith" / kind
+    try:
+        return Path.home() / ".cache" / "draftsmith" / kind
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "draftsmith" / kind
+
+
 # --------------------------------------------------------------------------- one run at a time
 
 _UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -619,7 +632,7 @@ def output_folder(out: Path) -> Iterator[None]:
     try:
         with held(out / ".lock", busy=busy) as locked:
             if locked:
-                _sweep(out)
+                sweep(out)
             else:
                 _log.info(f"the disk of --out {out} knows no locks: let no other run write there")
             yield
@@ -629,8 +642,8 @@ def output_folder(out: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed writers left; none is alive, for the folder is locked."""
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in a folder that is locked, so that none is alive."""
     for path in folder.iterdir():
         if _LEFT.fullmatch(path.name):
             if path.is_dir():

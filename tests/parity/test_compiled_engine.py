@@ -236,12 +236,13 @@ def test_drafts_change_no_token(form: str) -> None:
     ],
 )
 def test_what_cannot_be_compiled_runs_in_transformers_and_says_why(
-    config: Any, form: str, reason: str
+    config: Any, form: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if form == "float32":
         target = target_of(config)
         assert target.engine == "transformers"
         assert target.not_compiled is not None and reason in target.not_compiled
+        assert reason in caplog.text
     else:
         with pytest.raises(UnsupportedModel, match=reason):
             target_of(config, form)
@@ -274,6 +275,50 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     finally:
         native.library.cache_clear()
     assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.parametrize("script", ["", "#!/bin/sh\nexit 0\n", "#!/nowhere/sh\n"])
+def test_a_compiler_that_makes_nothing_is_named(
+    script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "cxx"
+    broken.write_text(script)
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    try:
+        with pytest.raises(native.NotBuilt, match=str(broken)):
+            native.library()
+    finally:
+        native.library.cache_clear()
+
+
+def test_a_damaged_build_is_made_again_and_never_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A library that was cut ends the process when it is loaded."""
+    good = tmp_path / "good.so"
+    native._build(str(native.compiler()), good)
+    whole, built = good.read_bytes(), []
+
+    def build(command: str, file: Path) -> None:
+        built.append(command)
+        file.write_bytes(whole)
+
+    monkeypatch.setattr(native, "_build", build)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    try:
+        for content in (None, whole, b"", whole[: len(whole) // 2], whole):
+            if content is not None:
+                (file,) = (tmp_path / "cache").rglob("engine.so")
+                file.unlink()  # the one that is loaded stays as it is
+                file.write_bytes(content)
+            native.library.cache_clear()
+            assert native.library().instructions
+    finally:
+        native.library.cache_clear()
+    assert len(built) == 3, "at first, and twice for what was damaged"
 
 
 def test_formats_of_the_engine_want_the_engine() -> None:

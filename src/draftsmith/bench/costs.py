@@ -23,7 +23,6 @@ import json
 import logging
 import os
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -49,6 +48,7 @@ from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import DraftsmithError, InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.provenance import (
+    cache_folder,
     digest,
     jsonable,
     load_of_others,
@@ -563,18 +563,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
             "context": workload.bucket,
         }
     )
-    return CostFile(path=_folder() / f"{digest(key)[:24]}.json", key=key)
-
-
-def _folder() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    # the specification has relative ones ignored
-    if os.path.isabs(given):
-        return Path(given) / "draftsmith" / "costs"
-    try:
-        return Path.home() / ".cache" / "draftsmith" / "costs"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "draftsmith" / "costs"
+    return CostFile(path=cache_folder("costs") / f"{digest(key)[:24]}.json", key=key)
 
 
 def _model_facts(target: Target) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from transformers import (
 from draftsmith.distill.config import ArchitectureConfig
 from draftsmith.distill.model_sizes import dimensions, shape_of
 from draftsmith.errors import BackendError, InputError
+from draftsmith.targets.gguf import checkpoint
 from draftsmith.targets.hf import load_model, loading
 
 
@@ -43,7 +44,7 @@ def student_config(
     config: PretrainedConfig = LlamaConfig(tie_word_embeddings=True)
     if options.tokenizer is not None:
         with loading(f"the configuration of {options.tokenizer}"):
-            config = AutoConfig.from_pretrained(options.tokenizer)
+            config = AutoConfig.from_pretrained(checkpoint(options.tokenizer))
     wanted: dict[str, Any] = {
         **dimensions(shape, options.kv_heads),
         "vocab_size": vocab_size,

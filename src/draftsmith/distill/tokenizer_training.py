@@ -18,6 +18,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenize
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, recorded
 from draftsmith.targets import hf as targets_hf
+from draftsmith.targets.gguf import checkpoint
 from draftsmith.targets.support import context_of
 
 Tokens = NDArray[np.int32]
@@ -67,7 +68,7 @@ def text_config(source: str, revision: str | None = None, trust_remote_code: boo
     """The text part of a target's configuration, without its weights. Raises BackendError."""
     with targets_hf.loading(f"the configuration of {source!r}"):
         config = AutoConfig.from_pretrained(
-            source, revision=revision or "main", trust_remote_code=trust_remote_code
+            checkpoint(source), revision=revision or "main", trust_remote_code=trust_remote_code
         )
     text = config.get_text_config(decoder=True)
     context_of(text, source)

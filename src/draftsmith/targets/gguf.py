@@ -9,12 +9,12 @@ The folder is an ordinary checkpoint: other engines load it, and so do we withou
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,9 @@ import numpy as np
 import torch
 
 from draftsmith.errors import BackendError, InputError
+from draftsmith.provenance import atomic_path, cache_folder, held, sweep
 from draftsmith.targets.native.weights import GROUP, Blocks
+from draftsmith.targets.support import refuse_by_report
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(\w+)\.(\w+)$")
 _PARTS = {
@@ -67,38 +69,59 @@ def _package_folder(name: str) -> Path | None:
     module = name.replace("-", "_")
     if not module.isidentifier():
         return None
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # a module without one, such as __main__
+        return None
     return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def checkpoint(name: str) -> str:
+    """What transformers reads for a target: the name itself, or the folder of the GGUF file that it
+    names.
+
+    Raises:
+        InputError: see `gguf_file`.
+        BackendError: see `unpacked`.
+    """
+    file = gguf_file(name)
+    return name if file is None else os.fspath(unpacked(file))
 
 
 def unpacked(file: Path) -> Path:
     """The transformers folder of a GGUF file, made at first use.
 
     Raises:
-        BackendError: transformers or the package `gguf` cannot read the file.
+        BackendError: transformers or the package `gguf` cannot read the file, or it is incomplete.
     """
     if importlib.util.find_spec("gguf") is None:
         raise BackendError(f"{file.name} needs the package that reads GGUF files: pip install gguf")
-    home = os.environ.get("XDG_CACHE_HOME")
-    cache = (Path(home) if home else Path.home() / ".cache") / "draftsmith" / "gguf"
-    folder = cache / f"{file.stem}-{_digest(file)}"
-    if (folder / "config.json").is_file():
+    folder = cache_folder("gguf") / f"{file.stem}-{_digest(file)}"
+    if _is_whole(folder):
         return folder
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder.parent).close()
     except OSError:  # an unwritable cache: unpacked again by every process
-        cache = Path(tempfile.mkdtemp(prefix="draftsmith-"))
-        folder = cache / folder.name
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=cache))
-    try:
-        _unpack(file, part)
-        part.rename(folder)
-    except OSError:
-        if not (folder / "config.json").is_file():  # else another process was first
-            raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        folder = Path(_scratch().name) / folder.name
+    with held(folder.parent / ".lock") as locked:  # other processes wait, and find it unpacked
+        if locked:
+            sweep(folder.parent)
+        if not _is_whole(folder):
+            with atomic_path(folder) as part:
+                part.mkdir()
+                _unpack(file, part)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that goes when this process ends."""
+    return tempfile.TemporaryDirectory(prefix="draftsmith-")
 
 
 def _unpack(file: Path, folder: Path) -> None:
@@ -109,12 +132,15 @@ def _unpack(file: Path, folder: Path) -> None:
     with loading(f"the GGUF file {os.fspath(file)!r}"):
         source = os.fspath(file.parent)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             source,
             gguf_file=file.name,
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in a sentence
         )
+        refuse_by_report(model, report, os.fspath(file), layers=True)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(folder)
@@ -122,13 +148,12 @@ def _unpack(file: Path, folder: Path) -> None:
 
 
 def _digest(file: Path) -> str:
-    """Tell one version of a file from the next, without reading all of it."""
-    about = file.stat()
+    """Tell one version of a file from the next: of all of it, because a model that went on learning
+    has the size, the tokenizer and the name that it had."""
     with file.open("rb") as opened:
-        beginning = opened.read(1 << 20)
-    reader = importlib.metadata.version("transformers")
-    parts = (beginning, str(about.st_size).encode(), reader.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+        digest = hashlib.file_digest(opened, "sha256")
+    digest.update(importlib.metadata.version("transformers").encode())
+    return digest.hexdigest()[:12]
 
 
 class StoredBlocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -32,7 +33,7 @@ from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.gguf import StoredBlocks, gguf_file, unpacked
+from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
 from draftsmith.targets.native.engine import FORMATS, Engine, Stored, why_not
 from draftsmith.targets.native.library import NotBuilt
 from draftsmith.targets.support import (
@@ -50,6 +51,8 @@ from draftsmith.targets.support import (
     self_check,
     stored_tensors,
 )
+
+_log = logging.getLogger(__name__)
 
 
 def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
@@ -250,7 +253,7 @@ class HFTarget:
         if not asked and stored is not None:
             form = "stored"
         if not compile:
-            self.not_compiled = "--no-compile was given"
+            self.not_compiled = "it was not asked for"
         elif self.attn_implementation == "eager":
             self.not_compiled = "eager attention was asked for"
         elif form not in FORMATS:
@@ -266,6 +269,8 @@ class HFTarget:
             raise UnsupportedModel(
                 f"{title} cannot be run with --weights {weights}: {self.not_compiled}"
             )
+        if compile:
+            _log.warning("%s is not compiled, transformers runs it: %s", title, self.not_compiled)
         return None
 
     @property
@@ -538,6 +543,7 @@ def load_model(
     if dtype != "auto" and dtype not in _DTYPES:
         raise InputError(f"Unknown dtype {dtype!r}{nearest(dtype, [*_DTYPES, 'auto'])}.")
     place = pick_device(device)
+    name = checkpoint(name)
     _require_folder(name)
     where = revision or "main"
     source: dict[str, Any] = {"revision": where, "trust_remote_code": trust_remote_code}
@@ -601,6 +607,7 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
+    name = checkpoint(name)
     _require_folder(name)
     with loading(f"the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(
@@ -655,6 +662,8 @@ def _unreadable(folder: Path) -> str | None:
 
 def _sentence(error: Exception) -> str:
     """The first line of another package's message, with a full stop; what a colon announces too."""
+    if isinstance(error, IndexError):
+        return "a number in it points behind the end of a list."
     if isinstance(error, KeyError):  # its message is the key alone
         return f"the key {error} is missing or has a value that is not known."
     lines = (str(error).strip() or type(error).__name__).splitlines()
@@ -730,7 +739,7 @@ def end_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def quieten() -> None:
     """Turn off transformers' progress bars and remarks: we have our own."""
-    from transformers.utils import logging
+    from transformers.utils import logging as their_logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    their_logging.disable_progress_bar()
+    their_logging.set_verbosity_error()

@@ -56,6 +56,7 @@ from draftsmith.provenance import (
     jsonable,
     portable_text,
 )
+from draftsmith.targets.gguf import checkpoint
 from draftsmith.targets.hf import loading
 
 
@@ -64,7 +65,7 @@ def revision_of(target: str, revision: str | None = None) -> str | None:
 
     Where the commit cannot be told, `revision` itself. Raises BackendError: there is no such model.
     """
-    weights = sorted(Path(target).glob("*.safetensors"))
+    weights = sorted(Path(checkpoint(target)).glob("*.safetensors"))
     if weights:
         return digest([sha256(path) for path in weights])
     with loading(f"the configuration of {target!r}"):

@@ -1,13 +1,16 @@
 """The C++ extension: built at first use, kept in the user's cache, and called through ctypes.
 
     engine.cpp  --compiler-->  ~/.cache/draftsmith/native/<digest>/engine.so  --ctypes-->  Library
+                                                                  engine.sha256
 
 The digest is of the sources, the compiler and the processor: a folder that is shared between
-machines holds one build for each. Building takes some seconds, once.
+machines holds one build for each. Building takes some seconds, once. A library that is not as it
+was built (cut, overwritten) is built again: loading a damaged one can end the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -21,7 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, DraftsmithError
+from draftsmith.provenance import atomic_path, cache_folder, write_text_atomic
 
 SOURCES = ("lanes.hpp", "matrix.hpp", "engine.cpp")
 OPTIONS = (
@@ -121,7 +125,7 @@ class Library:
         try:
             self.c = ctypes.CDLL(os.fspath(file))
         except OSError as error:
-            raise NotBuilt(f"{file} cannot be loaded ({error}): remove it.") from error
+            raise NotBuilt(f"The C++ extension cannot be loaded: {error}.") from error
         self.c.ds_isa.restype = ctypes.c_char_p
         self.c.ds_open.restype = c_void_p
         self.c.ds_open.argtypes = [POINTER(Model)]
@@ -147,50 +151,66 @@ def library() -> Library:
     """Build it where that has not been done, and load it.
 
     Raises:
-        NotBuilt: there is no compiler, it fails, or its work cannot be kept or loaded.
+        NotBuilt: there is no compiler, it fails, or its work cannot be loaded.
     """
     command = compiler()
     if command is None:
         wanted = os.environ.get("CXX") or "c++, g++ or clang++"
         raise NotBuilt(f"There is no C++ compiler here ({wanted}): install g++ or clang++.")
-    return Library(_built(command, _folder() / _digest(command) / "engine.so"))
+    file = cache_folder("native") / _digest(command) / "engine.so"
+    if _is_whole(file):
+        return Library(file)
+    with tempfile.TemporaryDirectory(prefix="draftsmith-") as place:
+        built = Path(place) / file.name
+        _build(command, built)
+        with contextlib.suppress(DraftsmithError):  # an unwritable cache: built again next time
+            with atomic_path(file) as part:
+                shutil.copyfile(built, part)
+            write_text_atomic(_digest_of(file), _sha256(built))
+        return Library(built)
 
 
-def _built(command: str, file: Path) -> Path:
-    if file.is_file():
-        return file
-    here = Path(__file__).parent
+def _is_whole(file: Path) -> bool:
+    """Whether it is as it was built."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:  # an unwritable cache: built again by every process
-        file = Path(tempfile.mkdtemp(prefix="draftsmith-")) / file.name
-    part = file.with_name(f"{file.stem}-{os.getpid()}.so")
+        return _digest_of(file).read_text(encoding="utf-8") == _sha256(file)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_of(file: Path) -> Path:
+    return file.with_suffix(".sha256")
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _build(command: str, file: Path) -> None:
+    source = Path(__file__).with_name(SOURCES[-1])
+    done = _run(command, *OPTIONS, os.fspath(source), "-o", os.fspath(file))
+    if done.returncode or not file.is_file():
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise NotBuilt(f"The compiler {command} refuses draftsmith's C++ extension: {last}")
+
+
+def _run(command: str, *words: str) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            [command, *OPTIONS, os.fspath(here / SOURCES[-1]), "-o", os.fspath(part)],
+        return subprocess.run(
+            [command, *words],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=SECONDS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotBuilt(f"The compiler {command} does not end well: {error}.") from error
-    if done.returncode:
-        part.unlink(missing_ok=True)
-        last = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise NotBuilt(f"The compiler {command} refuses draftsmith's C++ extension: {last}")
-    part.replace(file)  # two processes may build at once: both make the same
-    return file
-
-
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "draftsmith" / "native"
 
 
 def _digest(command: str) -> str:
     here = Path(__file__).parent
-    said = subprocess.run([command, "--version"], capture_output=True, check=False).stdout
+    said = _run(command, "--version").stdout.encode()
     parts = [(here / name).read_bytes() for name in SOURCES]
     parts += [said, " ".join(OPTIONS).encode(), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
