@@ -88,7 +88,10 @@ def run(options: CollectOptions) -> dict[str, Any]:
         signals=settings.signals,
         settings=as_dict(settings)
         | {"backend": scale.backend, "shard_size": scale.shard_size}
-        | {"dtype": model.dtype, "attn_implementation": model.attn_implementation},
+        | {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
+        # other models, in effect; said where it is so, because stores are older than these options
+        | ({"weights": model.weights} if model.weights != "auto" else {})
+        | ({"compile": True} if model.compile else {}),
         prompts_sha256=digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
     )
     if settings.top_k is not None and settings.top_k > config.vocab_size:
