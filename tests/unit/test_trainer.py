@@ -146,6 +146,16 @@ def test_the_number_of_steps_may_change_in_the_constant_part(tmp_path: Path) -> 
     assert all(torch.equal(value, weights(longer)[name]) for name, value in weights(whole).items())
 
 
+def test_a_run_that_went_on_for_longer_than_it_now_should_is_refused(tmp_path: Path) -> None:
+    """Also in the warm-up, where a step does not depend on their number."""
+    slow = replace(CONFIG, steps=30, warmup=20)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path, config=slow, callbacks=[StopAfter(9)]).train()
+    with pytest.raises(InputError, match=r"behind the end of a run of 8 steps.*--duration"):
+        make_trainer(tmp_path, config=replace(slow, steps=8)).train()
+    assert make_trainer(tmp_path, config=replace(slow, steps=12)).train().steps == 12
+
+
 # --------------------------------------------------------------------------- arithmetic
 
 

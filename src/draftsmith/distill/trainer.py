@@ -474,6 +474,11 @@ def check_plan(
     """InputError when another number of steps would change what the steps done so far were."""
     if theirs["steps"] == own["steps"]:
         return
+    if own["steps"] is not None and step > own["steps"]:
+        raise InputError(
+            f"{path} is behind the end of a run of {own['steps']} steps; choose another --out or a "
+            "longer --duration"
+        )
     for key, place, before in (
         ("decay_from", "decay", "while the learning rate is constant"),
         ("second_from", "long blocks", "before the long blocks begin"),
