@@ -173,6 +173,20 @@ def test_nothing_but_tensors_is_taken_from_a_pickle(
     with pytest.raises(BackendError, match=r"weights in .*pytorch_model\.bin") as caught:
         made("eagle", target, str(tmp_path), PICKLED)
     assert "weights_only" not in str(caught.value)
+    assert "tensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0, 700])
+def test_a_pickle_that_was_cut_is_called_damaged(
+    kept: int, target: HFTarget, tmp_path: Path
+) -> None:
+    written = saved("eagle", target, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    file = tmp_path / "pytorch_model.bin"
+    torch.save(written, file)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(BackendError, match=r"pytorch_model\.bin cannot be read: it is damaged"):
+        made("eagle", target, str(tmp_path), PICKLED)
 
 
 def test_released_medusa_heads_load(target: HFTarget, tmp_path: Path) -> None:

@@ -167,12 +167,13 @@ def read_tensors(folder: Path, *, pickled: bool) -> dict[str, Tensor]:
         else:
             try:
                 loaded = torch.load(file, map_location="cpu", weights_only=True)
-            except pickle.UnpicklingError as error:
+            except (pickle.UnpicklingError, EOFError, OSError, RuntimeError) as error:
                 raise BackendError(
                     f"The drafter's weights in {file} cannot be read: it is damaged, or holds more "
                     "than tensors, and code in a pickle is never run."
                 ) from error
-        if not all(isinstance(one, Tensor) for one in loaded.values()):
+        tensors = isinstance(loaded, dict) and all(isinstance(t, Tensor) for t in loaded.values())
+        if not tensors:
             raise BackendError(f"The drafter's weights in {file} hold something else than tensors.")
         named = {_name(str(name)): one for name, one in loaded.items()}
     if len(named) < len(loaded):
