@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "attention.hpp"
 #include "matrix.hpp"
 
 #if defined(__linux__)
@@ -177,11 +178,6 @@ static void quantise(const float* x, int n, int group, int8_t* q, float* scale, 
   }
 }
 
-template <bool HALF>
-static inline F read_cache(const void* p, int64_t at) {
-  return HALF ? from_bf16((const uint16_t*)p + at) : load((const float*)p + at);
-}
-
 static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
   if (!half) {
     std::memcpy((float*)p + at, x, 4 * n);
@@ -192,54 +188,6 @@ static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
     uint32_t bits;
     std::memcpy(&bits, x + i, 4);
     to[i] = (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-  }
-}
-
-// One head of one token. Keys in the order of their positions: the committed columns, then the
-// staged ones that it sees.
-template <bool HALF>
-static void attend(const Call& c, const Model& m, const float* q, int n, int layer, int kv, float* out,
-                   float* score) {
-  const int width = m.width, committed = c.committed[n];
-  const int32_t* staged = c.seen + c.seen_from[n];
-  const int keys = committed + c.seen_from[n + 1] - c.seen_from[n];
-  const int64_t base = c.row[n] * c.row_stride + kv * c.head_stride;
-  const int64_t k0 = 2 * layer * c.layer_stride + base, v0 = k0 + c.layer_stride;
-  auto column = [&](int j) { return (int64_t)(j < committed ? j : staged[j - committed]) * width; };
-  float top = -INFINITY;
-  for (int j = 0; j < keys; ++j) {
-    const int64_t at = k0 + column(j);
-    F dot = zero();
-    for (int d = 0; d < width; d += LANES) dot = fma(load(q + d), read_cache<HALF>(c.cache, at + d), dot);
-    score[j] = sum(dot) * m.scale;
-    top = std::max(top, score[j]);
-  }
-  for (int j = keys; j % LANES; ++j) score[j] = -INFINITY;
-  F total = zero(), most = all(top);
-  for (int j = 0; j < keys; j += LANES) {
-    F e = exp(load(score + j) - most);
-    store(score + j, e);
-    if (keys - j < LANES)
-      for (int i = keys; i < j + LANES; ++i) score[i] = 0;
-    total = total + load(score + j);
-  }
-  F by = all(keys ? 1.0f / sum(total) : 0.0f);  // padding sees nothing
-  constexpr int AT_ONCE = 4;
-  for (int d = 0; d < width; d += AT_ONCE * LANES) {
-    const int parts = std::min(AT_ONCE, (width - d) / LANES);
-    F acc[AT_ONCE] = {zero(), zero(), zero(), zero()};
-    if (parts == AT_ONCE)
-      for (int j = 0; j < keys; ++j) {
-        const int64_t at = v0 + column(j) + d;
-        F p = all(score[j]);
-        for (int i = 0; i < AT_ONCE; ++i)
-          acc[i] = fma(p, read_cache<HALF>(c.cache, at + i * LANES), acc[i]);
-      }
-    else
-      for (int j = 0; j < keys; ++j)
-        for (int i = 0; i < parts; ++i)
-          acc[i] = fma(all(score[j]), read_cache<HALF>(c.cache, v0 + column(j) + d + i * LANES), acc[i]);
-    for (int i = 0; i < parts; ++i) store(out + d + i * LANES, acc[i] * by);
   }
 }
 
@@ -281,7 +229,7 @@ struct Engine {
 
   struct Own {  // of one thread
     std::vector<int8_t> q;
-    std::vector<float> scale, total, score, head;
+    std::vector<float> scale, total, score, block, head;
   };
   std::vector<Own> own;
   std::vector<int8_t> q;  // shared: chunks of many tokens
@@ -350,6 +298,36 @@ struct Engine {
     multiply(m, in, some.from * step, some.to * step, tokens, write);
   }
 
+  // Queries in the order (shared head, token, its heads): neighbours read the same keys.
+  void attention(int member, const Call& c, int number, int first, int tokens) {
+    const int width = model.width, kv = model.kv_heads, group = model.heads / kv;
+    const int qkv_row = layers[number].qkv.panels() * LANES;
+    const size_t row = c.longest + 2 * LANES;
+    Own& mine = own[member];
+    if (mine.score.size() < QUERIES * row) mine.score.resize(QUERIES * row);
+    mine.block.resize(LANES * width);
+    const Range some = share(tokens * model.heads, member, team->members());
+    for (int i = some.from; i < some.to;) {
+      const int shared = i / (tokens * group), text = c.row[first + i / group % tokens];
+      Query queries[QUERIES];
+      int count = 0;
+      for (; i < some.to && count < QUERIES; ++i, ++count) {
+        const int t = i / group % tokens, n = first + t, h = shared * group + i % group;
+        if (i / (tokens * group) != shared || c.row[n] != text) break;
+        queries[count] = {
+            qkv.data() + (size_t)t * qkv_row + h * width,
+            mixed.data() + ((size_t)t * model.heads + h) * width,
+            c.seen + c.seen_from[n],
+            c.committed[n],
+            c.committed[n] + c.seen_from[n + 1] - c.seen_from[n],
+        };
+      }
+      const int64_t keys = 2 * number * c.layer_stride + text * c.row_stride + shared * c.head_stride;
+      const Keys from{c.cache, keys, keys + c.layer_stride, width, model.scale};
+      attend(c.cache_bf16, from, queries, count, mine.score.data(), row, mine.block.data());
+    }
+  }
+
   void layer_forward(int member, const Call& c, int number, int first, int tokens) {
     const Layer& l = layers[number];
     const int width = model.width, heads = model.heads, kv = model.kv_heads, half = width / 2;
@@ -384,19 +362,7 @@ struct Engine {
       }
     }
     meeting->wait();
-    {
-      Own& mine = own[member];
-      if ((int)mine.score.size() < c.longest + LANES) mine.score.resize(c.longest + LANES);
-      Range some = share(tokens * heads, member, team->members());
-      for (int i = some.from; i < some.to; ++i) {
-        const int t = i / heads, h = i % heads;
-        const float* query = qkv.data() + (size_t)t * row + h * width;
-        float* to = mixed.data() + ((size_t)t * heads + h) * width;
-        const int shared = h / (heads / kv);
-        if (c.cache_bf16) attend<true>(c, model, query, first + t, number, shared, to, mine.score.data());
-        else attend<false>(c, model, query, first + t, number, shared, to, mine.score.data());
-      }
-    }
+    attention(member, c, number, first, tokens);
     meeting->wait();
     {
       Input in = ready(member, l.out, mixed.data(), tokens, nullptr);

@@ -12,12 +12,27 @@
 
 constexpr int LANES = 16;
 
+#if defined(__AVX2__)
+// Lane k: the sum of part(k), for eight of them.
+template <class Part>
+static inline __m256 eight_sums(Part part) {
+  __m256 a[8];
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) a[k] = part(k);
+  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+  const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+#endif
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define DS_ISA "avx512-vnni"
 #define DS_VNNI 1
 
 struct F { __m512 v; };
 struct I { __m512i v; };
+// Read once: a compiler may read operands again for each use, and wait for what it keeps in memory.
+static inline void in_registers(F& a) { asm("" : "+v"(a.v)); }
 static inline F zero() { return {_mm512_setzero_ps()}; }
 static inline F all(float x) { return {_mm512_set1_ps(x)}; }
 static inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -56,12 +71,26 @@ static inline float sum(F a) {
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
+// Lane k: the sum of part(k).
+template <class Part>
+static inline F sums(Part part) {
+  auto folded = [&](int k) {
+    F a = part(k);
+    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+    return _mm256_add_ps(_mm512_castps512_ps256(a.v), high);
+  };
+  __m256 low = eight_sums(folded), high = eight_sums([&](int k) { return folded(k + 8); });
+  __m512d both = _mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(low)), _mm256_castps_pd(high), 1);
+  return {_mm512_castpd_ps(both)};
+}
+
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define DS_ISA "avx2"
 #define DS_VNNI 0
 
 struct F { __m256 lo, hi; };
 struct I { __m256i lo, hi; };
+static inline void in_registers(F& a) { asm("" : "+x"(a.lo), "+x"(a.hi)); }
 static inline F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 static inline F all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 static inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -123,6 +152,16 @@ static inline float sum(F a) {
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 
+// Lane k: the sum of part(k).
+template <class Part>
+static inline F sums(Part part) {
+  auto folded = [&](int k) {
+    F a = part(k);
+    return _mm256_add_ps(a.lo, a.hi);
+  };
+  return {eight_sums(folded), eight_sums([&](int k) { return folded(k + 8); })};
+}
+
 #else
 #define DS_ISA "plain"
 #define DS_VNNI 0
@@ -130,6 +169,7 @@ static inline float sum(F a) {
 struct F { float v[LANES]; };
 struct I { int32_t v[LANES]; };
 #define DS_LANES for (int i = 0; i < LANES; ++i)
+static inline void in_registers(F&) {}
 static inline F zero() { return {}; }
 static inline F all(float x) { F r; DS_LANES r.v[i] = x; return r; }
 static inline F load(const float* p) { F r; DS_LANES r.v[i] = p[i]; return r; }
@@ -165,6 +205,18 @@ static inline float sum(F a) {
   for (int n = 8; n; n /= 2)
     for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
   return a.v[0];
+}
+// Lane k: the sum of part(k).
+template <class Part>
+static inline F sums(Part part) {
+  F r;
+  for (int k = 0; k < LANES; ++k) {
+    F a = part(k);
+    float b[8];
+    for (int i = 0; i < 8; ++i) b[i] = a.v[i] + a.v[i + 8];
+    r.v[k] = ((b[0] + b[1]) + (b[2] + b[3])) + ((b[4] + b[5]) + (b[6] + b[7]));
+  }
+  return r;
 }
 #endif
 

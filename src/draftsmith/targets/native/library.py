@@ -27,7 +27,7 @@ import numpy as np
 from draftsmith.errors import BackendError, DraftsmithError
 from draftsmith.provenance import atomic_path, cache_folder, write_text_atomic
 
-SOURCES = ("lanes.hpp", "matrix.hpp", "engine.cpp")
+SOURCES = ("lanes.hpp", "matrix.hpp", "attention.hpp", "engine.cpp")
 OPTIONS = (
     "-O3",
     "-march=native",

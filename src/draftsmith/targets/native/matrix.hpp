@@ -12,11 +12,15 @@
 #pragma once
 #include "lanes.hpp"
 
+// A kernel is compiled by itself: within its caller it would share registers with it.
+#define NOT_INLINED __attribute__((noinline))
+
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 // What VNNI adds to an activation, so that it has no sign; taken off again by sums of the weights.
 constexpr int OFFSET = DS_VNNI ? 128 : 0;
-constexpr int TILE = 4;  // tokens that share one reading of a panel
+// Tokens that share one reading of a panel: as many as there are registers for their sums.
+constexpr int WHOLE_TILE = DS_VNNI ? 8 : 4, FLOAT_TILE = DS_VNNI ? 8 : 6;
 
 struct Matrix {
   int32_t format, rows, cols, group;  // group: columns that share a scale (int formats)
@@ -47,7 +51,7 @@ struct Input {
 // ------------------------------------------------------------------------- float weights
 
 template <int T, int P, bool HALF>
-static inline void panels_float(const Matrix& m, const Input& in, int panel, int token, F* out) {
+static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel, int token, F* out) {
   F acc[T][P];
   const uint8_t* w[P];
   const float* x[T];
@@ -55,16 +59,13 @@ static inline void panels_float(const Matrix& m, const Input& in, int panel, int
   for (int t = 0; t < T; ++t) x[t] = in.x + (size_t)(token + t) * in.cols;
   for (int t = 0; t < T; ++t)
     for (int p = 0; p < P; ++p) acc[t][p] = zero();
-  for (int k = 0; k < m.cols; ++k) {
-    F row[P];
-    for (int p = 0; p < P; ++p)
-      row[p] = HALF ? from_bf16((const uint16_t*)w[p] + (size_t)k * LANES)
-                    : load((const float*)w[p] + (size_t)k * LANES);
-    for (int t = 0; t < T; ++t) {
-      F b = all(x[t][k]);
-      for (int p = 0; p < P; ++p) acc[t][p] = fma(row[p], b, acc[t][p]);
+  for (int k = 0; k < m.cols; ++k)
+    for (int p = 0; p < P; ++p) {
+      F row = HALF ? from_bf16((const uint16_t*)w[p] + (size_t)k * LANES)
+                   : load((const float*)w[p] + (size_t)k * LANES);
+      in_registers(row);
+      for (int t = 0; t < T; ++t) acc[t][p] = fma(row, all(x[t][k]), acc[t][p]);
     }
-  }
   for (int t = 0; t < T; ++t)
     for (int p = 0; p < P; ++p) out[t * P + p] = acc[t][p];
 }
@@ -101,48 +102,61 @@ static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
   }
 }
 #elif defined(__AVX2__)
+// Four activations in every lane, by the load itself: a copy over other registers costs more than
+// the products.
+static inline __m256i four_to_all(const int8_t* x) {
+  typedef float __attribute__((may_alias)) Bits;
+  return _mm256_castps_si256(_mm256_broadcast_ss((const float*)(const Bits*)x));
+}
+// Compilers would gather the sums of all steps into trees, for which there are too few registers.
+static inline void in_this_order(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
+
 // |w| has no sign and x takes the sign of w: a pair of products is 2 * 127 * 127 at most, which
 // 16 bits hold (a pair of 255 * 127 would be cut off).
 template <int T>
 static inline void dot_int8(const uint8_t* w, int steps, const int8_t* const* x, I* acc) {
   const __m256i ones = _mm256_set1_epi16(1);
-  for (int t = 0; t < T; ++t) acc[t].lo = acc[t].hi = _mm256_setzero_si256();
-  for (int s = 0; s < steps; ++s) {
-    __m256i lo = _mm256_load_si256((const __m256i*)(w + (size_t)s * 64));
-    __m256i hi = _mm256_load_si256((const __m256i*)(w + (size_t)s * 64 + 32));
-    __m256i abs_lo = _mm256_abs_epi8(lo), abs_hi = _mm256_abs_epi8(hi);
+  __m256i low[T], high[T];
+  for (int t = 0; t < T; ++t) low[t] = high[t] = _mm256_setzero_si256();
+  for (int s = 0; s < steps; ++s, w += 64) {
+    const __m256i lo = _mm256_load_si256((const __m256i*)w);
+    const __m256i hi = _mm256_load_si256((const __m256i*)(w + 32));
+    const __m256i abs_lo = _mm256_abs_epi8(lo), abs_hi = _mm256_abs_epi8(hi);
     for (int t = 0; t < T; ++t) {
-      int32_t four;
-      std::memcpy(&four, x[t] + 4 * s, 4);
-      __m256i b = _mm256_set1_epi32(four);
-      __m256i p = _mm256_maddubs_epi16(abs_lo, _mm256_sign_epi8(b, lo));
-      __m256i q = _mm256_maddubs_epi16(abs_hi, _mm256_sign_epi8(b, hi));
-      acc[t].lo = _mm256_add_epi32(acc[t].lo, _mm256_madd_epi16(p, ones));
-      acc[t].hi = _mm256_add_epi32(acc[t].hi, _mm256_madd_epi16(q, ones));
+      const __m256i four = four_to_all(x[t] + 4 * s);
+      const __m256i p = _mm256_maddubs_epi16(abs_lo, _mm256_sign_epi8(four, lo));
+      const __m256i q = _mm256_maddubs_epi16(abs_hi, _mm256_sign_epi8(four, hi));
+      low[t] = _mm256_add_epi32(low[t], _mm256_madd_epi16(p, ones));
+      high[t] = _mm256_add_epi32(high[t], _mm256_madd_epi16(q, ones));
+      in_this_order(low[t], high[t]);
     }
   }
+  for (int t = 0; t < T; ++t) acc[t] = {low[t], high[t]};
 }
 // Eight pairs of products with 0..15 are 8 * 2 * 15 * 127 at most: 16 bits hold them.
 template <int T>
 static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
-  const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-  for (int half = 0; half < 2; ++half) {
-    __m256i pairs[T];
-    for (int t = 0; t < T; ++t) pairs[t] = _mm256_setzero_si256();
-    for (int s = 0; s < 4; ++s) {
-      __m256i both = _mm256_load_si256((const __m256i*)(w + s * 64 + half * 32));
-      __m256i a = _mm256_and_si256(both, low);
-      __m256i b = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-      for (int t = 0; t < T; ++t) {
-        int32_t four[2];
-        std::memcpy(four, x[t] + 8 * s, 8);
-        pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(a, _mm256_set1_epi32(four[0])));
-        pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(b, _mm256_set1_epi32(four[1])));
-      }
+  const __m256i ones = _mm256_set1_epi16(1), half = _mm256_set1_epi8(15);
+  __m256i low[T], high[T];
+  for (int t = 0; t < T; ++t) low[t] = high[t] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+  for (int s = 0; s < 4; ++s, w += 64) {
+    const __m256i lo = _mm256_load_si256((const __m256i*)w);
+    const __m256i hi = _mm256_load_si256((const __m256i*)(w + 32));
+    const __m256i a = _mm256_and_si256(lo, half), c = _mm256_and_si256(hi, half);
+    const __m256i b = _mm256_and_si256(_mm256_srli_epi16(lo, 4), half);
+    const __m256i d = _mm256_and_si256(_mm256_srli_epi16(hi, 4), half);
+    for (int t = 0; t < T; ++t) {
+      __m256i four = four_to_all(x[t] + 8 * s);
+      low[t] = _mm256_add_epi16(low[t], _mm256_maddubs_epi16(a, four));
+      high[t] = _mm256_add_epi16(high[t], _mm256_maddubs_epi16(c, four));
+      four = four_to_all(x[t] + 8 * s + 4);
+      low[t] = _mm256_add_epi16(low[t], _mm256_maddubs_epi16(b, four));
+      high[t] = _mm256_add_epi16(high[t], _mm256_maddubs_epi16(d, four));
+      in_this_order(low[t], high[t]);
     }
-    for (int t = 0; t < T; ++t)
-      (half ? acc[t].hi : acc[t].lo) = _mm256_madd_epi16(pairs[t], ones);
   }
+  for (int t = 0; t < T; ++t) acc[t] = {_mm256_madd_epi16(low[t], ones), _mm256_madd_epi16(high[t], ones)};
 }
 #else
 template <int T>
@@ -168,7 +182,7 @@ static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
 #endif
 
 template <int T>
-static inline void panel_int8(const Matrix& m, const Input& in, int panel, int token, F* out) {
+static NOT_INLINED void panel_int8(const Matrix& m, const Input& in, int panel, int token, F* out) {
   const int groups = m.groups(), steps = m.group / 4;
   const uint8_t* w = m.data + panel * m.panel_bytes();
   const float* d = (const float*)m.scales + (size_t)panel * groups * LANES;
@@ -190,7 +204,7 @@ static inline void panel_int8(const Matrix& m, const Input& in, int panel, int t
 }
 
 template <int T>
-static inline void panel_int4(const Matrix& m, const Input& in, int panel, int token, F* out) {
+static NOT_INLINED void panel_int4(const Matrix& m, const Input& in, int panel, int token, F* out) {
   const int groups = m.groups();
   const uint8_t* w = m.data + panel * m.panel_bytes();
   const uint16_t* dm = (const uint16_t*)m.scales + (size_t)panel * groups * 2 * LANES;
@@ -211,6 +225,33 @@ static inline void panel_int4(const Matrix& m, const Input& in, int panel, int t
 
 // ------------------------------------------------------------------------- any matrix
 
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+
+// `tile(Number<T>, first token)` for all tokens, in tiles of about one size that is `most` at most.
+template <class Tile>
+static inline void in_tiles(int tokens, int most, Tile tile) {
+  int tiles = (tokens + most - 1) / most;
+  for (int t = 0; t < tokens; --tiles) {
+    const int size = (tokens - t + tiles - 1) / tiles;
+    switch (size) {
+      case 1: tile(Number<1>(), t); break;
+      case 2: tile(Number<2>(), t); break;
+      case 3: tile(Number<3>(), t); break;
+      case 4: tile(Number<4>(), t); break;
+      case 5: tile(Number<5>(), t); break;
+      case 6: tile(Number<6>(), t); break;
+#if DS_VNNI
+      case 7: tile(Number<7>(), t); break;
+      case 8: tile(Number<8>(), t); break;
+#endif
+    }
+    t += size;
+  }
+}
+
 // `write(token, first row, F)` for panels [from, to) and tokens [0, tokens): the bias is added.
 template <class Write>
 static inline void multiply(const Matrix& m, const Input& in, int from, int to, int tokens, Write write) {
@@ -219,43 +260,27 @@ static inline void multiply(const Matrix& m, const Input& in, int from, int to, 
     write(token, panel * LANES, value);
   };
   F out[8];
-  int panel = from;
-#define DS_FLOAT(T, P)                                                            \
-  {                                                                               \
-    if (m.format == BFLOAT16) panels_float<T, P, true>(m, in, panel, t, out);     \
-    else panels_float<T, P, false>(m, in, panel, t, out);                         \
-    for (int i = 0; i < T; ++i)                                                   \
-      for (int p = 0; p < P; ++p) give(panel + p, t + i, out[i * P + p]);         \
-  }
-  if (!m.whole()) {
-    while (panel < to) {
-      int together = tokens == 1 && to - panel >= 4 ? 4 : tokens <= 2 && to - panel >= 2 ? 2 : 1;
-      int t = 0;
-      if (together == 4) { DS_FLOAT(1, 4) t += 1; }
-      else if (together == 2) { if (tokens == 2) { DS_FLOAT(2, 2) t += 2; } else { DS_FLOAT(1, 2) t += 1; } }
-      for (; t + 4 <= tokens; t += 4) DS_FLOAT(4, 1)
-      for (; t + 2 <= tokens; t += 2) DS_FLOAT(2, 1)
-      for (; t < tokens; ++t) DS_FLOAT(1, 1)
-      panel += together;
-    }
+  if (m.whole()) {
+    for (int panel = from; panel < to; ++panel)
+      in_tiles(tokens, WHOLE_TILE, [&](auto size, int token) {
+        constexpr int T = decltype(size)::value;
+        if (m.format == INT8) panel_int8<T>(m, in, panel, token, out);
+        else panel_int4<T>(m, in, panel, token, out);
+        for (int i = 0; i < T; ++i) give(panel, token + i, out[i]);
+      });
     return;
   }
-#undef DS_FLOAT
-#define DS_INT(T)                                                     \
-  {                                                                   \
-    if (m.format == INT8) panel_int8<T>(m, in, panel, t, out);        \
-    else panel_int4<T>(m, in, panel, t, out);                         \
-    for (int i = 0; i < T; ++i) give(panel, t + i, out[i]);           \
-  }
-  for (; panel < to; ++panel) {
-    int t = 0;
-    for (; t + 8 <= tokens && DS_VNNI; t += 8) DS_INT(8)
-    for (; t + 4 <= tokens; t += 4) DS_INT(4)
-    switch (tokens - t) {
-      case 3: DS_INT(3) break;
-      case 2: DS_INT(2) break;
-      case 1: DS_INT(1) break;
-    }
-  }
-#undef DS_INT
+  auto some = [&](auto size, auto together, int panel, int token) {
+    constexpr int T = decltype(size)::value, P = decltype(together)::value;
+    if (m.format == BFLOAT16) panels_float<T, P, true>(m, in, panel, token, out);
+    else panels_float<T, P, false>(m, in, panel, token, out);
+    for (int i = 0; i < T; ++i)
+      for (int p = 0; p < P; ++p) give(panel + p, token + i, out[i * P + p]);
+  };
+  // Few tokens alone have too few sums to hide what each addition waits: they take more panels.
+  int panel = from;
+  for (; tokens == 1 && panel + 4 <= to; panel += 4) some(Number<1>(), Number<4>(), panel, 0);
+  for (; tokens == 2 && panel + 2 <= to; panel += 2) some(Number<2>(), Number<2>(), panel, 0);
+  for (; panel < to; ++panel)
+    in_tiles(tokens, FLOAT_TILE, [&](auto size, int token) { some(size, Number<1>(), panel, token); });
 }
