@@ -344,6 +344,8 @@ class Measured:
     perplexity: Perplexity
     """The target's perplexity."""
     pairs: tuple[Pair, ...]
+    unquantised: Perplexity | None = None
+    """That of its weights in their own number format; None: it computes in that one."""
 
     def rows(self, name: str, temperature: float) -> list[dict[str, Any]]:
         """The lines of observations.csv, one per pair and protocol; `name`: of the target.
@@ -403,20 +405,28 @@ def measure_pairs(
     decoding: DecodeOptions,
     lengths: Sequence[int],
     batch_size: int,
+    unquantised: Target | None = None,
 ) -> Measured:
     """Measure perplexity on `files` and acceptance behind `prompts` (token ids) at each length.
+
+    Args:
+        unquantised: the target in its weights' own number format, to be read beside it.
 
     Raises:
         InputError: a draft model without a finite perplexity, or a draft longer than the context.
     """
     drafters = [_draft_model(arm) for arm in arms]
-    if target.max_length is not None and max(lengths) >= target.max_length:
+    if arms and target.max_length is not None and max(lengths) >= target.max_length:
         raise InputError(
             f"--draft-length: a draft of {max(lengths)} tokens does not fit into the context of "
             f"{target.name}, which has {target.max_length} positions"
         )
     _log.info("perplexity of %s: %d files", target.name, len(files))
     own = perplexity(target, text.documents(files))
+    other = None
+    if unquantised is not None:
+        _log.info("perplexity of %s in %s", target.name, unquantised.dtype)
+        other = perplexity(unquantised, text.documents(files))
     pairs = []
     for arm, (drafter, draft) in zip(arms, drafters, strict=True):
         _log.info("perplexity of %s", arm.name)
@@ -430,7 +440,7 @@ def measure_pairs(
         pairs.append(
             Pair(name=arm.name, draft=draft, perplexity=theirs, trials=trials, agreement=agreed)
         )
-    return Measured(target=target, perplexity=own, pairs=tuple(pairs))
+    return Measured(target=target, perplexity=own, pairs=tuple(pairs), unquantised=other)
 
 
 def _draft_model(arm: Arm) -> tuple[Independent, Target]:

@@ -241,18 +241,20 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
     """Measure every pair, and write both files to `options.out` in place of what is `left`."""
     from draftsmith.bench import pairs
     from draftsmith.bench.arms import open_drafters
+    from draftsmith.bench.records import BASELINE
     from draftsmith.bench.run import make_items
     from draftsmith.bench.summary import short_of_prompts
     from draftsmith.core.decode import DecodeOptions
     from draftsmith.core.sampling import Sampler
     from draftsmith.targets.hf import open_model
 
-    pairs.refuse_others(options.drafters())
+    names = [name for name in options.drafters() if name != BASELINE]
+    pairs.refuse_others(names)
     files = pairs.text_files(options.perplexity)
     prompts = load_suite(options.suite, limit=options.limit)
     target = open_model(options.model)
     unshaped = replace(options.drafting, draft_length=None)
-    arms = open_drafters(options.drafters(), unshaped, target)
+    arms = open_drafters(names, unshaped, target) if names else ()
     note_plain(prompts, target.tokenizer)
     temperature = options.temperatures()[0]
     decoding = DecodeOptions(
@@ -263,13 +265,17 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
     )
     items = [item.tokens for item in make_items(prompts, target, options.max_new_tokens)]
     lengths = options.drafting.lengths() or pairs.LENGTHS
-    found = pairs.measure_pairs(target, arms, files, items, decoding, lengths, options.batch_size)
+    plain = target.unquantised() if target.quantised else None
+    found = pairs.measure_pairs(
+        target, arms, files, items, decoding, lengths, options.batch_size, plain
+    )
     name = portable_text(options.model.target)
-    rows = found.rows(name, temperature)
+    rows = found.rows(name, temperature) if arms else []
     remove(left)
     record.begin(options.out)
     for file, lines in (("counts.csv", found.counts(name)), ("observations.csv", rows)):
-        write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
+        if lines:
+            write_csv(options.out / file, list(lines[0]), [list(line.values()) for line in lines])
     remarks = [*short_of_prompts(len(prompts), options.limit), *pairs.warnings(found)]
     payload: dict[str, Any] = jsonable(
         {
@@ -279,6 +285,8 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
             "prompts_asked": options.limit,
             "perplexity": {name: found.perplexity}
             | {pair.name: pair.perplexity for pair in found.pairs},
+            "weights": target.engine,
+            "perplexity_unquantised": found.unquantised,
             "observations": rows,
             "steps": {pair.name: pair.steps for pair in found.pairs},
             "steps_left_out": {pair.name: pair.left_out for pair in found.pairs},
@@ -286,19 +294,28 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
         }
     )
     record.write(options.out, results=payload)
-    show_pairs(found, rows)
+    show_pairs(found, name, rows)
     say(remarks)
     say_written(options.out)
     return payload
 
 
-def show_pairs(found: Measured, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the table of pairs, and how many drafts were counted."""
-    own = found.perplexity
+def show_pairs(found: Measured, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print the target's perplexity, the table of pairs, and how many drafts were counted."""
+    own, plain = found.perplexity, found.unquantised
     documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
+    title = (
+        f"{name}: perplexity {_with_margin(own.value, own.moe)} over {own.tokens} tokens of "
+        f"{documents}, {own.cut} of them cut"
+    )
+    if plain is not None:
+        more = 100 * (own.value / plain.value - 1)
+        title += f"; with its weights unquantised {plain.value:.5g}, so these cost {more:+.2f} %"
+    if not rows:
+        say([title])
+        return
     show(
-        f"{rows[0]['target']}: perplexity {_with_margin(own.value, own.moe)} over {own.tokens} "
-        f"tokens of {documents}, {own.cut} of them cut",
+        title,
         ("draft", "perplexity", "acceptance rate", "least squares", "protocol"),
         [
             (

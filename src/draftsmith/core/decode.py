@@ -383,6 +383,7 @@ def _emit(
         for path, num in zip(verdict.path_BD.tolist(), verdict.num_accepted_B.tolist(), strict=True)
     ]
     done: list[tuple[Any, ...]] = [((), 0, 0, 0, (), None, False)] * len(rows)
+    whole = True  # no row stops before its verdict ends
     for b, (i, known) in enumerate(zip(live, candidates(tree), strict=True)):
         row, path, taken, offered = rows[i], paths[b], [], 0
         active = row.finish is None
@@ -391,8 +392,9 @@ def _emit(
             offered = known.offered_depth(path) if len(taken) > len(path) else len(taken)
             row.count(offered, min(len(taken), len(path)))
             last[b] = taken[-1]
-        # stopped at a drafted token: it is the row's last, and not cached
-        paths[b] = path[: max(len(taken) - 1, 0)]
+        if len(taken) <= len(path):
+            # stopped at a drafted token: it is the row's last, and not cached
+            paths[b], whole = path[: max(len(taken) - 1, 0)], False
         drafted = path[: len(taken)]
         done[i] = (
             tuple(taken),
@@ -416,4 +418,4 @@ def _emit(
         prefill=any(len(row) > 1 for row in pending),
         active=was_active,
     )
-    return make_verdict(paths, last), step
+    return verdict if whole else make_verdict(paths, last), step

@@ -299,7 +299,7 @@ class Generator:
         device: str = "auto",
         attn_implementation: Attention = "sdpa",
         weights: Weights = "auto",
-        compile: bool = False,
+        compile: bool = True,
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:

@@ -364,6 +364,8 @@ class Candidates:
 def candidates(tree: DraftTree) -> list[Candidates]:
     """Return the candidates of each row. Shapes recur from step to step and row to row,
     so they are remembered."""
+    if tree.num_nodes == 0:
+        return [_row_candidates(b"")] * tree.num_rows
     parents_BN = tree.parents_BN.to(torch.int64)  # whose bytes are read again
     if tree.candidate_BN is not None:
         parents_BN = parents_BN.masked_fill(~tree.candidate_BN, PADDING)

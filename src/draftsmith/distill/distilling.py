@@ -180,7 +180,7 @@ def training_data(
     if options.top_k > vocab_size:
         raise InputError(f"--top-k {options.top_k}: the target has {vocab_size} tokens")
     ends = student.target_ends() if options.laws == "states" else None
-    teacher = load_target(options.target) if options.loads_target else None
+    teacher = load_target(options.target, compile=False) if options.loads_target else None
     signals = student.learner.signals
     if not options.online:
         data = stored_data(

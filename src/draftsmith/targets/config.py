@@ -29,7 +29,7 @@ class ModelConfig(Configuration):
     weights: Weights = "auto"
     """Format that the compiled engine computes in. auto: the checkpoint's own, GGUF's blocks among
     them. int8 and int4 have a scale per 32 weights, w8a8 one per row and token: another model."""
-    compile: bool = False
+    compile: bool = True
     """Run forwards of the Llama family on a CPU in C++, which is built at first use."""
     trust_remote_code: bool = False
     """Run Python code that a hub model brings along: only if you have read that code."""

@@ -278,6 +278,17 @@ class HFTarget:
         """Its forwards use weights of 4 or 8 bits."""
         return self._engine is not None and self._engine.form not in ("float32", "bfloat16")
 
+    def unquantised(self) -> HFTarget:
+        """The same model in its weights' own number format, run by transformers' code."""
+        return HFTarget(
+            self.model,
+            self.tokenizer,
+            end_ids=self.end_ids,
+            attn_implementation=self.attn_implementation,
+            name=self.name,
+            check=False,
+        )
+
     @property
     def engine(self) -> str:
         """What runs its forwards: `transformers`, or the compiled engine with which weights."""
@@ -433,7 +444,7 @@ def load_target(
     check: bool = True,
     with_tokenizer: bool = True,
     weights: str = "auto",
-    compile: bool = False,
+    compile: bool = True,
 ) -> HFTarget:
     """Load a model folder or hub id with its tokenizer (or for token ids only).
 
