@@ -3,6 +3,7 @@ it computes for a token is equal bit for bit whatever is computed beside it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.gguf import StoredBlocks, gguf_file
+from draftsmith.targets.gguf import INDEX, StoredBlocks, blocks_index, gguf_file
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native import library as native
 from draftsmith.targets.native.engine import why_not
@@ -348,7 +349,8 @@ def test_blocks_of_a_gguf_file_are_the_weights_that_it_holds(tmp_path: Path) -> 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    stored = StoredBlocks(file, CONFIGS["llama"])
+    (tmp_path / INDEX).write_text(json.dumps(blocks_index(file)))
+    stored = StoredBlocks(file, tmp_path, CONFIGS["llama"])
     for number in range(3):
         blocks = stored(f"model.layers.{number}.mlp.down_proj")
         assert blocks is not None

@@ -24,7 +24,14 @@ import numpy as np
 import torch
 
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import atomic_path, cache_folder, held, sweep
+from draftsmith.provenance import (
+    atomic_path,
+    cache_folder,
+    held,
+    read_json,
+    sweep,
+    write_json_atomic,
+)
 from draftsmith.targets.native.weights import GROUP, Blocks
 from draftsmith.targets.support import refuse_by_report
 
@@ -40,6 +47,8 @@ _PARTS = {
 }
 _BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 """Bytes of a block of 32 weights."""
+INDEX = "blocks.json"
+"""Beside the checkpoint that a file is unpacked into: where its tensors lie."""
 
 
 def gguf_file(name: str) -> Path | None:
@@ -145,6 +154,26 @@ def _unpack(file: Path, folder: Path) -> None:
             del model.config.quantization_config
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        write_json_atomic(folder / INDEX, blocks_index(file))
+
+
+def blocks_index(file: Path) -> dict[str, Any]:
+    """Where the tensors of a file lie. Kept, because the file itself tells it after seconds only, in
+    which its vocabulary is read."""
+    from gguf import GGUFReader  # type: ignore[import-not-found]  # installed by those who need it
+
+    reader = GGUFReader(file)
+    return {
+        "architecture": bytes(reader.fields["general.architecture"].parts[-1]).decode(),
+        "tensors": {
+            tensor.name: {
+                "kind": tensor.tensor_type.name,
+                "offset": int(tensor.data_offset),
+                "shape": list(tensor.data.shape),
+            }
+            for tensor in reader.tensors
+        },
+    }
 
 
 def _digest(file: Path) -> str:
@@ -152,7 +181,7 @@ def _digest(file: Path) -> str:
     has the size, the tokenizer and the name that it had."""
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256")
-    digest.update(importlib.metadata.version("transformers").encode())
+    digest.update(f"{importlib.metadata.version('transformers')} {INDEX}".encode())
     return digest.hexdigest()[:12]
 
 
@@ -161,16 +190,15 @@ class StoredBlocks:
 
     Args:
         file: of an architecture whose tensors are named as Llama's.
+        folder: what `unpacked` made of it.
         config: of the transformers model: its heads tell how rows of queries and keys are ordered.
     """
 
-    def __init__(self, file: Path, config: Any) -> None:
-        from gguf import GGUFReader  # type: ignore[import-not-found]  # installed by those who need it
-
-        reader = GGUFReader(file)
-        self._tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
-        architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
-        self._turned = architecture == "llama"
+    def __init__(self, file: Path, folder: Path, config: Any) -> None:
+        index = read_json(folder / INDEX)
+        self._file = np.memmap(file, dtype=np.uint8, mode="r")
+        self._tensors: Mapping[str, Any] = index["tensors"]
+        self._turned = index["architecture"] == "llama"
         self._heads = {
             "attn_q": config.num_attention_heads,
             "attn_k": config.num_key_value_heads,
@@ -178,9 +206,11 @@ class StoredBlocks:
 
     def __call__(self, name: str) -> Blocks | None:
         part, tensor = self._find(name)
-        if tensor is None or tensor.tensor_type.name not in _BYTES:
+        if tensor is None or tensor["kind"] not in _BYTES:
             return None
-        blocks = _blocks(tensor.tensor_type.name, np.array(tensor.data))
+        start, (height, width) = tensor["offset"], tensor["shape"]
+        data = self._file[start : start + height * width].reshape(height, width)
+        blocks = _blocks(tensor["kind"], np.array(data))
         heads = self._heads.get(part)
         if heads is None or not self._turned:
             return blocks

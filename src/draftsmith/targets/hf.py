@@ -473,7 +473,7 @@ def load_target(
     if with_tokenizer:
         tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     if file is not None and dtype in ("auto", "bfloat16"):
-        stored = StoredBlocks(file, model.config)
+        stored = StoredBlocks(file, Path(name), model.config)
     return HFTarget(
         model,
         tokenizer,

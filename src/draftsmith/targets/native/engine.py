@@ -150,9 +150,9 @@ class Engine:
         blocks = [self._usable(self._stored(self._names[linear])) for linear in linears]
         biases = [getattr(linear, "bias", None) for linear in linears]
         sizes = [linear.weight.shape[0] for linear in linears]
-        order = torch.arange(sum(sizes))
+        order: Any = slice(None)
         if by_turns:
-            order = order.view(2, -1, LANES).transpose(0, 1).flatten()
+            order = torch.arange(sum(sizes)).view(2, -1, LANES).transpose(0, 1).flatten()
         bias = None
         if any(one is not None for one in biases):
             bias = torch.cat(

@@ -54,7 +54,7 @@ class Blocks:
     scale_RG: Tensor
     least_RG: Tensor | None = None
 
-    def take(self, rows: Tensor) -> Blocks:
+    def take(self, rows: Tensor | slice) -> Blocks:
         """These rows, in this order."""
         least = None if self.least_RG is None else self.least_RG[rows]
         return Blocks(
