@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from draftsmith.data.suites import load_prompts
-from draftsmith.intervals import bootstrap, bootstrap_ratio
+from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import machine_summary, write_json_atomic
 from draftsmith.targets.gguf import gguf_file, unpacked
 from draftsmith.targets.hf import load_tokenizer
@@ -191,9 +191,7 @@ def summarise(workers: list[Worker], count: int) -> list[dict[str, Any]]:
         if plain:
             base = medians[id(plain[0])]
             record["over_llama_cpp"] = float(base.sum() / seconds.sum())
-            record["over_llama_cpp_ci95"] = bootstrap(
-                len(base), lambda picks, s=seconds, b=base: b[picks].sum(1) / s[picks].sum(1)
-            )
+            record["over_llama_cpp_ci95"] = bootstrap_ratio(base, seconds)
         found.append(record)
     return sorted(found, key=lambda record: -record["tokens_per_second"])
 

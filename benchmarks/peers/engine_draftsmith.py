@@ -28,4 +28,7 @@ def open_engine(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[..., 
         (output,) = generator.generate([prompt], params)
         return list(output.token_ids)
 
-    return {"version": draftsmith.__version__, "engine": generator.target.engine}, generate
+    return {
+        "version": draftsmith.__version__,
+        "engine": getattr(generator.target, "engine", ""),
+    }, generate

@@ -323,8 +323,9 @@ def test_a_damaged_build_is_made_again_and_never_loaded(
 
 
 def test_formats_of_the_engine_want_the_engine() -> None:
-    with pytest.raises(InputError, match="--weights int4 needs --compile"):
-        ModelConfig(target="x", weights="int4").validate()
+    with pytest.raises(InputError, match="--weights int4: only the compiled engine"):
+        ModelConfig(target="x", weights="int4", compile=False).validate()
+    ModelConfig(target="x", weights="int4").validate()
     assert why_not(target_of(CONFIGS["llama"]).model, (None,), "int8") is None
 
 

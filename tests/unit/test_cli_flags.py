@@ -17,31 +17,31 @@ EXPECTED = {
         --debug --json --limit --max-new-tokens --models --out --seed --temperature
     """,
     "chat": """
-        --acceptance --attn-implementation --compile --debug --device --draft-length
-        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --logit-bias --max-new-tokens --min-p --presence-penalty --repetition-penalty --revision
+        --acceptance --attn-implementation --debug --device --draft-length --draft-proposal
+        --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json --logit-bias
+        --max-new-tokens --min-p --no-compile --presence-penalty --repetition-penalty --revision
         --rule --seed --system --target --temperature --top-k --top-p --trust-remote-code --weights
     """,
     "generate": """
-        --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length
+        --acceptance --attn-implementation --batch-size --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --max-new-tokens --min-p --presence-penalty --prompt --prompts
-        --raw --repetition-penalty --revision --rule --seed --stop --stream --target --temperature
-        --top-k --top-p --trust-remote-code --weights
+        --limit --logit-bias --max-new-tokens --min-p --no-compile --presence-penalty --prompt
+        --prompts --raw --repetition-penalty --revision --rule --seed --stop --stream --target
+        --temperature --top-k --top-p --trust-remote-code --weights
     """,
     "bench": """
-        --acceptance --attn-implementation --batch-size --compile --debug --device --draft-length
+        --acceptance --attn-implementation --batch-size --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --max-new-tokens --min-p --no-hf-baseline --out --perplexity
-        --presence-penalty --repeats --repetition-penalty --revision --rule --seed --suite --target
-        --temperature --top-k --top-p --trust-remote-code --warmup --weights
+        --limit --logit-bias --max-new-tokens --min-p --no-compile --no-hf-baseline --out
+        --perplexity --presence-penalty --repeats --repetition-penalty --revision --rule --seed
+        --suite --target --temperature --top-k --top-p --trust-remote-code --warmup --weights
     """,
     "tune": """
-        --acceptance --attn-implementation --batch-sizes --compile --debug --device --draft-length
+        --acceptance --attn-implementation --batch-sizes --debug --device --draft-length
         --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --longest --max-new-tokens --min-p --out --presence-penalty
-        --repetition-penalty --revision --rule --seed --suite --target --temperature --top-k --top-p
-        --trust-remote-code --weights
+        --limit --logit-bias --longest --max-new-tokens --min-p --no-compile --out
+        --presence-penalty --repetition-penalty --revision --rule --seed --suite --target
+        --temperature --top-k --top-p --trust-remote-code --weights
     """,
     "doctor": """
         --debug --json
@@ -57,11 +57,10 @@ EXPECTED = {
         --weight-decay
     """,
     "collect": """
-        --attn-implementation --backend --batch-size --beams --compile --debug --device --dtype
-        --features --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes
-        --max-new-tokens --on-bad-prompt --out --prompts --ray --revision --samples --seed
-        --shard-size --system --target --temperatures --top-k --top-p --trust-remote-code --weights
-        --workers
+        --attn-implementation --backend --batch-size --beams --debug --device --dtype --features
+        --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes --max-new-tokens
+        --no-compile --on-bad-prompt --out --prompts --ray --revision --samples --seed --shard-size
+        --system --target --temperatures --top-k --top-p --trust-remote-code --weights --workers
     """,
     "distill": """
         --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
@@ -79,8 +78,8 @@ EXPECTED = {
         --base --debug --json --out --runs
     """,
     "live translate": """
-        --agree --attn-implementation --bias --compile --context --debug --device --dtype
-        --final-bias --format --json --language --mask-k --max-ratio --min-common --no-shrink --out
+        --agree --attn-implementation --bias --context --debug --device --dtype --final-bias
+        --format --json --language --mask-k --max-ratio --min-common --no-compile --no-shrink --out
         --resync --revision --revision-bias --target --template --then --trim-full-stop
         --trust-remote-code --unit --weights --whole-words
     """,
@@ -88,15 +87,15 @@ EXPECTED = {
         --debug --json --lag --limit --out --references --rewrites --seed --source --unit
     """,
     "live replay": """
-        --attn-implementation --bias --compare --compile --context --debug --device --dtype
-        --final-bias --json --language --limit --mask --mask-k --max-ratio --min-common --out
+        --attn-implementation --bias --compare --context --debug --device --dtype --final-bias
+        --json --language --limit --mask --mask-k --max-ratio --min-common --no-compile --out
         --resync --revision --revision-bias --stream --target --template --then --trim-full-stop
         --trust-remote-code --weights
     """,
     "live serve": """
-        --agree --allow-origin --attn-implementation --bias --compile --context --debug --device
-        --dtype --final-bias --host --json --keep-seconds --language --mask-k --max-ratio
-        --min-common --per-address --port --resync --revision --revision-bias --sessions --target
+        --agree --allow-origin --attn-implementation --bias --context --debug --device --dtype
+        --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --min-common
+        --no-compile --per-address --port --resync --revision --revision-bias --sessions --target
         --template --then --token --trim-full-stop --trust-remote-code --unit --weights
         --whole-words
     """,

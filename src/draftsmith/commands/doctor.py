@@ -73,6 +73,8 @@ class Diagnosis:
     versions: dict[str, str | None]
     machine: dict[str, Any]
     devices: tuple[DeviceReport, ...]
+    engine: str
+    """Instructions that the compiled engine uses on the CPU, or why it cannot be built."""
     free_disk_gib: dict[str, float]
     extras: dict[str, bool]
     advice: tuple[str, ...]
@@ -106,10 +108,20 @@ def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
         versions=versions(),
         machine=machine,
         devices=reports,
+        engine=_engine(),
         free_disk_gib=disk,
         extras=extras,
         advice=tuple(_advice(machine, reports, disk, extras)),
     )
+
+
+def _engine() -> str:
+    from draftsmith.targets.native.library import NotBuilt, library
+
+    try:
+        return library().instructions
+    except NotBuilt as error:
+        return f"not built: {error}"
 
 
 # --------------------------------------------------------------------------- measuring
@@ -244,6 +256,7 @@ def _print(diagnosis: Diagnosis) -> None:
             "machine": f"{machine['system']} {machine['architecture']}, {machine['cpu']}",
             "": f"{machine['cpus']} processors, {machine['memory_gib']} GiB memory",
             "threads of torch": machine["torch_threads"],
+            "compiled engine": diagnosis.engine,
             "versions": ", ".join(found),
             "free disk": ", ".join(disk),
             "extras": ", ".join(extras),

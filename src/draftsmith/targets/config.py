@@ -30,7 +30,8 @@ class ModelConfig(Configuration):
     """Format that the compiled engine computes in. auto: the checkpoint's own, GGUF's blocks among
     them. int8 and int4 have a scale per 32 weights, w8a8 one per row and token: another model."""
     compile: bool = True
-    """Run forwards of the Llama family on a CPU in C++, which is built at first use."""
+    """Run models of the Llama family on a CPU in C++, which is built at first use; others, and
+    machines without a C++ compiler, run transformers' code."""
     trust_remote_code: bool = False
     """Run Python code that a hub model brings along: only if you have read that code."""
 
@@ -38,5 +39,6 @@ class ModelConfig(Configuration):
         require(bool(self.target.strip()), "--target must name a folder or a hub id, got ''")
         require(
             self.compile or self.weights == "auto",
-            f"--weights {self.weights} needs --compile: only the compiled engine computes in it",
+            f"--weights {self.weights}: only the compiled engine computes in it, so leave out "
+            "--no-compile",
         )

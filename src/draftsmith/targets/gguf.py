@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.errors import BackendError, InputError
+from draftsmith.errors import InputError
 from draftsmith.provenance import (
     atomic_path,
     cache_folder,
@@ -101,10 +101,8 @@ def unpacked(file: Path) -> Path:
     """The transformers folder of a GGUF file, made at first use.
 
     Raises:
-        BackendError: transformers or the package `gguf` cannot read the file, or it is incomplete.
+        BackendError: transformers cannot read the file, or it is incomplete.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise BackendError(f"{file.name} needs the package that reads GGUF files: pip install gguf")
     folder = cache_folder("gguf") / f"{file.stem}-{_digest(file)}"
     if _is_whole(folder):
         return folder
@@ -158,9 +156,9 @@ def _unpack(file: Path, folder: Path) -> None:
 
 
 def blocks_index(file: Path) -> dict[str, Any]:
-    """Where the tensors of a file lie. Kept, because the file itself tells it after seconds only, in
-    which its vocabulary is read."""
-    from gguf import GGUFReader  # type: ignore[import-not-found]  # installed by those who need it
+    """Where the tensors of a file lie. It is kept, because to read it from the file takes seconds:
+    the vocabulary stands before it."""
+    from gguf import GGUFReader
 
     reader = GGUFReader(file)
     return {

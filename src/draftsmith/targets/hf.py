@@ -260,16 +260,17 @@ class HFTarget:
             self.not_compiled = f"it computes in {form}"
         else:
             self.not_compiled = why_not(self.model, self._windows, form)
+        slower = stored is not None  # and another model: its weights are not rounded as the file's
         if self.not_compiled is None:
             try:
                 return Engine(self.model, form, stored=stored)
             except NotBuilt as error:
-                self.not_compiled = str(error)
+                self.not_compiled, slower = str(error), True
         if asked and form != str(self.dtype).removeprefix("torch."):
             raise UnsupportedModel(
                 f"{title} cannot be run with --weights {weights}: {self.not_compiled}"
             )
-        if compile:
+        if compile and slower:
             _log.warning("%s is not compiled, transformers runs it: %s", title, self.not_compiled)
         return None
 
