@@ -13,6 +13,7 @@ from draftsmith.config import MOST, Flag, bare, flags_of, to_argv
 from draftsmith.errors import InputError
 
 BASE = {
+    "chat": ["--target", "T"],
     "generate": ["--target", "T", "--prompt", "x"],
     "bench": ["--target", "T", "--suite", "s"],
     "pretrain": ["--text", "a", "--out", "o"],

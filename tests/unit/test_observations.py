@@ -456,7 +456,8 @@ DRAFTING = [verb for verb, options in cli.verbs().items() if "--draft-length" in
 def test_a_range_of_lengths_is_for_observing(verb: str) -> None:
     words = ["--target", "T", "--draft-length", "1..9"]
     wanted = flags_of(cli.verbs()[verb])
-    words += ["--suite", "s"] if "--suite" in wanted else ["--prompt", "x"]
+    asked = {"--suite": "s", "--prompt": "x"}  # a chat is asked later
+    words += [word for flag, text in asked.items() if flag in wanted for word in (flag, text)]
     words += ["--drafter", "independent:D"]
     with pytest.raises(InputError, match="--draft-length"):
         cli.parse(verb, words).validate()

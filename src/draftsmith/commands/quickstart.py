@@ -1,5 +1,7 @@
-"""`draftsmith quickstart`: the main job on the models that ship with the project, offline.
+"""`draftsmith quickstart`: a real model answers faster; then the main job, from collecting to a
+better draft model, on the small models that ship with the project.
 
+    real       one chat with a real model; plain decoding and prompt lookup, measured
     show       one text, as it is decoded
     compare    ways to continue real code: plainly, by prompt lookup, by lookahead, by a draft model
     collect    texts of the target behind code that the models were trained on
@@ -7,6 +9,7 @@
     gain       the draft model before and after, on code that no model was trained on
 
 OUT/report.html, summary.json, figures/, records.jsonl   as `bench` writes them; run.json is last
+OUT/smollm2/report.html, ...                             as `bench` writes them, of the real model
 OUT/distilled/store, draft                               as `collect` and `distill` write them
 OUT/distilled/prompts.jsonl, records.jsonl               what was asked; before and after, measured
 """
@@ -24,7 +27,7 @@ from draftsmith.core.config import check_seed, parse_temperatures
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartOptions(VerbOptions):
-    """Run the demo on the small models that ship with draftsmith: decode, distil, measure."""
+    """Chat with a real model and measure it; decode, distil and measure small ones."""
 
     out: Path = Path("runs/quickstart")
     """Folder for report.html, summary.json, records.jsonl, run.json and what is distilled."""

@@ -170,6 +170,11 @@ def held_out_prompts(count: int) -> tuple[Prompt, ...]:
     return prompts
 
 
+def dozen_prompts() -> tuple[Prompt, ...]:
+    """Twelve chats of one turn: code, mathematics, everyday questions."""
+    return load_prompts(Path(__file__).with_name("dozen.jsonl"))
+
+
 def training_prompts() -> Iterator[Prompt]:
     """Prompts from the other files, which are read one by one as they are needed. No file gives
     both these and held-out prompts."""
