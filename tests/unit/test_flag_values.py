@@ -171,6 +171,11 @@ def refusal(verb: str, flag: Flag, value: str) -> str | None:
     return None
 
 
+def test_a_token_has_one_bias() -> None:
+    with pytest.raises(InputError, match="--logit-bias has two biases for token 7"):
+        parse("generate", [*BASE["generate"], "--logit-bias", "7:1,8:2,07:3"]).validate()
+
+
 def test_every_kind_of_flag_is_tried() -> None:
     flags = [flag for cls in verbs().values() for flag in flags_of(cls).values()]
     assert len(flags) > 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,12 @@ def test_without_a_cache_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("draftsmith-*"))
 
 
-def test_a_module_without_a_specification_is_no_package_with_a_file() -> None:
-    assert files.gguf_file("__main__") is None
+def test_a_module_without_a_specification_is_no_package_with_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `__main__` is."""
+    monkeypatch.setitem(sys.modules, "bare_module", types.ModuleType("bare_module"))
+    assert files.gguf_file("bare-module") is None
 
 
 # ------------------------------------------------------------------------- with the package

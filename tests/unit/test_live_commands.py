@@ -119,6 +119,25 @@ def test_without_references_there_is_no_quality_and_a_trimmed_draft_is_shorter(
     assert drafted[1] < drafted[0] and trimmed["mask"] == "draft"
 
 
+def test_a_replay_leaves_no_records_of_an_earlier_one(
+    folder: Path, tmp_path: Path, stream: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tables are of the last one; other files of the folder stay."""
+    own = ["--target", str(folder / "target"), "--out", str(tmp_path / "out"), "--json"]
+    own += ["--compare", "ssbd", "--limit", "1"]
+    run(capsys, "replay", str(stream), *own, "--bias", "0.1,0.2")
+    for mine in ("ssbd-bias0.1/notes.txt", "records.jsonl"):
+        (tmp_path / "out" / mine).write_text("mine")
+    run(capsys, "replay", str(stream), *own, "--bias", "0.3")
+    left = sorted(path.relative_to(tmp_path / "out") for path in tmp_path.glob("out/*/*"))
+    kept = ["instances.log", "records.jsonl", "subtitles.srt", "subtitles.vtt"]
+    assert list(map(str, left)) == [
+        "ssbd-bias0.1/notes.txt",
+        *(f"ssbd-bias0.3/{name}" for name in kept),
+    ]
+    assert (tmp_path / "out" / "records.jsonl").read_text() == "mine"
+
+
 def test_where_words_changed_the_draft_can_be_left_out(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,6 +159,12 @@ def test_a_session_goes_on_with_what_it_was_opened_with(
     assert run(longer, drafter=other, session=session) == expected
 
 
+def test_a_session_is_made_of_nothing() -> None:
+    """Not of a target: it opens with what the first call is given."""
+    with pytest.raises(TypeError, match="positional"):
+        Session(target())  # type: ignore[call-arg, misc]
+
+
 @pytest.mark.parametrize("make", [independent, Eagle, Medusa])
 def test_an_unbound_drafter_says_what_to_call(make: Callable[[], Drafter]) -> None:
     with pytest.raises(InputError, match=r"\.bind\(target\)"):

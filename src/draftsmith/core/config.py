@@ -278,14 +278,17 @@ class SamplingConfig(Warping, Configuration):
         for pair in (
             parse_list(self.logit_bias, str, name="--logit-bias") if self.logit_bias else ()
         ):
-            token, _, bias = pair.partition(":")
+            left, _, right = pair.partition(":")
             try:
-                biases[whole_number(token, "--logit-bias")] = real_number(bias, "--logit-bias")
+                token = whole_number(left, "--logit-bias")
+                bias = real_number(right, "--logit-bias")
             except InputError:
                 raise
             except ValueError:
                 hint = "expected TOKEN_ID:BIAS pairs such as 17:-5,42:1.5"
                 raise InputError(f"--logit-bias: {hint}, got {short(pair)}") from None
+            require(token not in biases, f"--logit-bias has two biases for token {token}")
+            biases[token] = bias
         return biases
 
     def params(self, temperature: float) -> SamplingParams:

@@ -102,7 +102,7 @@ class DecodeOptions:
         )
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class Session:
     """Cache and drafter state that outlive a call of `decode`, for prompts that share a beginning.
 

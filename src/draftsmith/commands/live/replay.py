@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -159,11 +160,21 @@ def check_fits(parts: Parts, translator: LiveTranslator, path: Path) -> None:
             raise InputError(f"{where}: {error}; leave this segment out of the stream") from None
 
 
+_FILES = ("records.jsonl", "instances.log", "subtitles.srt", "subtitles.vtt")
+"""What a setting has."""
+
+
 def write_records(folder: Path, made: Runs, parts: Parts, language: str) -> None:
-    """Write records, a log of stable delays and subtitles of each setting."""
+    """Write records, a log of stable delays and subtitles of each setting, in place of those of an
+    earlier replay, whose settings may have been others."""
     from draftsmith.live.latency import simuleval_lines
     from draftsmith.live.metrics import units_of
 
+    for earlier in [path.parent for path in folder.glob(f"*/{_FILES[1]}")]:
+        for name in _FILES:
+            (earlier / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it holds files of others
+            earlier.rmdir()
     for setting, records in made.items():
         own = folder / setting.name
         own.mkdir(exist_ok=True)
