@@ -501,6 +501,16 @@ def memory_bytes() -> int | None:
         return None
 
 
+def free_memory_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            (found,) = (line for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError):
+        return None
+    return int(found.split()[1]) * 1024
+
+
 def _portable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _portable(item) for key, item in value.items()}

@@ -24,6 +24,7 @@ from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import INDEX, StoredBlocks, blocks_index, gguf_file
 from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native import engine
 from draftsmith.targets.native import library as native
 from draftsmith.targets.native.engine import why_not
 from draftsmith.targets.native.weights import (
@@ -327,6 +328,18 @@ def test_formats_of_the_engine_want_the_engine() -> None:
         ModelConfig(target="x", weights="int4", compile=False).validate()
     ModelConfig(target="x", weights="int4").validate()
     assert why_not(target_of(CONFIGS["llama"]).model, (None,), "int8") is None
+
+
+def test_a_model_that_does_not_fit_into_memory_twice_is_not_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = target_of(CONFIGS["llama"]).model
+    monkeypatch.setattr(engine, "free_memory_bytes", lambda: 1000)
+    said = why_not(model, (None,), "bfloat16")
+    assert said is not None
+    assert "GiB more memory, and 0.0 GiB are free" in said
+    monkeypatch.setattr(engine, "free_memory_bytes", lambda: None)
+    assert why_not(model, (None,), "bfloat16") is None
 
 
 # ------------------------------------------------------------------------- GGUF

@@ -267,6 +267,13 @@ def test_half_precision_never_claims_bit_equality() -> None:
     assert "In bfloat16 no engine can promise equal tokens" in said
 
 
+def test_an_engine_that_is_exact_in_every_width_says_so() -> None:
+    report = replace(a_report(dtype="bfloat16"), engine="compiled (avx2)", exact=True)
+    said = " ".join(losslessness_sentences(report))
+    assert "The engine (compiled (avx2)) computes equal logits, bit for bit" in said
+    assert "no engine can promise" not in said
+
+
 def test_a_near_tie_is_reported_with_its_gap_bound_and_floor() -> None:
     report = with_divergence(
         a_report(dtype="bfloat16"), FirstDivergence(at=5, gap=0.125, bound=0.5)

@@ -62,6 +62,10 @@ class BenchReport:
     versions: Mapping[str, Any]
     machine: Mapping[str, Any]
     max_new_tokens: int
+    engine: str | None = None
+    """What ran the target's forwards, as `HFTarget.engine`."""
+    exact: bool = False
+    """Its logits are equal bit for bit in forwards of every width."""
     run: str | None = None
     """Id of the run, as in its records."""
     asked: int | None = None
@@ -129,6 +133,7 @@ def summary(report: BenchReport) -> dict[str, Any]:
             if entry.name == TRANSFORMERS
         ],
         "dtype": report.dtype,
+        "engine": report.engine,
         "losslessness": {
             "lossy_rules": _lossy_rules(report),
             "sentences": losslessness_sentences(report),
@@ -187,7 +192,8 @@ COLUMNS = {
 
 def terminal_table(report: BenchReport) -> Table:
     """Lay out the main metrics for 80 columns, a line per drafter and temperature."""
-    title = f"{report.target} ({report.dtype}), {report.num_prompts} prompts x {report.repeats}"
+    how = report.engine if report.exact else report.dtype
+    title = f"{report.target} ({how}), {report.num_prompts} prompts x {report.repeats}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     table.padding = (0, 1, 0, 0)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=20)
@@ -332,7 +338,12 @@ def losslessness_sentences(report: BenchReport) -> list[str]:
                 f"{labels[entry.name]} differs more often than this floor explains: "
                 "please report it."
             )
-    if report.dtype in HALF and not lossy:
+    if report.exact and not lossy:
+        out.append(
+            f"The engine ({report.engine}) computes equal logits, bit for bit, in forwards of "
+            "every width, batch and tree: drafts cannot change a token by rounding."
+        )
+    elif report.dtype in HALF and not lossy:
         out.append(
             f"In {report.dtype} no engine can promise equal tokens: forwards of different widths "
             "round differently, and near-ties may flip."

@@ -223,6 +223,8 @@ def make_report(
     return BenchReport(
         target=portable_text(target),
         dtype=str(bench.plan.target.dtype).removeprefix("torch."),
+        engine=getattr(bench.plan.target, "engine", None),
+        exact=getattr(bench.plan.target, "exact", False),
         records=made,
         run=record.id,
         command=facts["command"],

@@ -291,6 +291,11 @@ class HFTarget:
         )
 
     @property
+    def exact(self) -> bool:
+        """Logits of a token are equal bit for bit, whatever else is in the forward."""
+        return self._engine is not None
+
+    @property
     def engine(self) -> str:
         """What runs its forwards: `transformers`, or the compiled engine with which weights."""
         if self._engine is None:

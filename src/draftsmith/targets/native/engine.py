@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftsmith.core.cache import Block, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.provenance import free_memory_bytes
 from draftsmith.targets.native.library import Call, Layer, Library, Model, address, library
 from draftsmith.targets.native.weights import (
     GROUP,
@@ -33,6 +34,8 @@ FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 FORMATS = ("float32", "bfloat16", "w8a8", "int8", "int4", "stored")
 """`stored`: blocks as a file holds them; matrices that it holds otherwise in bfloat16."""
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "w8a8": 1.0, "int8": 1.125, "int4": 0.75, "stored": 1.2}
+"""Of a packed weight, scales included; embedding and head are kept in more bits than the rest."""
 
 Stored = Callable[[str], Blocks | None]
 """Name of a linear layer -> its matrix as a file holds it in blocks; None: not in blocks."""
@@ -62,6 +65,13 @@ def why_not(model: Any, windows: Sequence[int | None], form: str) -> str | None:
     ):
         if size % of:
             return f"its {what} is {size} wide, no multiple of {of}"
+    needed = _BYTES[form] * sum(weight.numel() for weight in model.parameters())
+    free = free_memory_bytes()
+    if free is not None and needed > free:
+        return (
+            f"its packed weights would take {needed / 2**30:.1f} GiB more memory, and "
+            f"{free / 2**30:.1f} GiB are free"
+        )
     return None
 
 
