@@ -1,4 +1,4 @@
-"""Fill the blocks of measurements in README.md and docs/measured.md from what was measured.
+"""Fill the blocks of measurements in README.md, docs/measured.md and docs/engine.md.
 
     draftsmith quickstart --out runs/quickstart      # on an idle machine
     python benchmarks/readme.py
@@ -22,7 +22,6 @@ SIDES = (("alpha", "{:.1%}"), ("decode_tokens_per_step", "{:.2f}"), ("speedup", 
 LIVE = ["", "speed-up", "erased per final piece", "drafts kept", "chrF", "BLEU"]
 DRAFTED = (("own", "0"), ("chain", "1"))
 """Shape and temperature of the drafters that are shown."""
-BEGIN, END = "<!-- measured:begin -->\n", "<!-- measured:end -->"
 CORE = {
     "110 M bfloat16: plain decoding, speed over transformers generate": "plain decoding over "
     "transformers' `generate`, 110 M",
@@ -188,6 +187,67 @@ def drafted(
     yield "" if one is None else interval(one["speedup"], one["interval"])
 
 
+def peers() -> Iterator[str]:
+    path = RESULTS / "peers.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    suites = ", ".join(f"{count} of {name}" for name, count in found["prompts"].items())
+    threads = found["threads"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    yield (
+        f"SmolLM2-135M-Instruct (Q4_1) on {found['machine']['cpu']}, {threads} cores: tokens per "
+        f"second behind the first of {found['max_new_tokens']} greedy tokens, batch 1, prompts: "
+        f"{suites}; all engines in turns in one run, 95 % intervals over prompts ({versions})."
+    )
+    yield ""
+    rows = []
+    for one in found["rows"]:
+        name = "**draftsmith**" if one["engine"] == "draftsmith" else one["engine"]
+        drafter = "" if one["drafter"] == "none" else one["drafter"]
+        low, high = one["ci95"]
+        speed = f"{one['tokens_per_second']:.0f} ({low:.0f} to {high:.0f})"
+        ratio = interval(one.get("over_llama_cpp"), one.get("over_llama_cpp_ci95"))
+        rows.append([name, one["weights"], drafter, speed, ratio])
+    yield from table(["engine", "weights", "drafter", "tokens/s", "over llama.cpp, plain"], rows)
+
+
+def engine() -> Iterator[str]:
+    path = RESULTS / "engine.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    costs = found["costs"]
+    widths = [width for width in costs["bf16"] if width in ("1", "2", "4", "8", "16", "64")]
+    yield (
+        f"Milliseconds of a forward by its number of tokens, SmolLM2-135M-Instruct (Q4_1), "
+        f"{found['machine']['cpu']}, {found['machine']['cpus']} cores:"
+    )
+    yield ""
+    rows = [[name, *(number(line[w], "{:.1f}") for w in widths)] for name, line in costs.items()]
+    yield from table(["weights", *widths], rows)
+    if "perplexity" not in found:
+        return
+    read = found["perplexity"]
+    kinds = list(next(iter(read.values())))
+    base = read["transformers, float32"]
+    counts = " and ".join(f"{base[kind]['tokens']:,} tokens of {kind}" for kind in kinds)
+    yield f"Perplexity ({counts}), and what it is more than that of the weights in float32:"
+    yield ""
+    rows = [
+        [
+            name,
+            *(
+                f"{one[kind]['perplexity']:.3f} "
+                f"({100 * (one[kind]['perplexity'] / base[kind]['perplexity'] - 1):+.2f} %)"
+                for kind in kinds
+            ),
+        ]
+        for name, one in read.items()
+    ]
+    yield from table(["weights", *kinds], rows)
+
+
 def live_row(row: Mapping[str, Any]) -> list[str]:
     return [
         "re-translation" if row["bias"] is None else f"bias {row['bias']:g}",
@@ -216,12 +276,14 @@ def live() -> Iterator[str]:
         yield from table(LIVE, [live_row(row) for row in found["rows"] if not row["mask_k"]])
 
 
-def fill(page: str, lines: list[str]) -> None:
-    """Replace the block of a page."""
-    path = ROOT / page
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_text_atomic(path, before + BEGIN + "\n".join(lines).rstrip("\n") + "\n" + END + after)
+def fill(page: str, lines: list[str], name: str = "measured") -> None:
+    """Replace the block of a page that has this name; with nothing to put there it stays."""
+    if not lines:
+        return
+    path, begin, end = ROOT / page, f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    write_text_atomic(path, before + begin + "\n".join(lines).rstrip("\n") + "\n" + end + after)
 
 
 def machine() -> list[str]:
@@ -234,9 +296,11 @@ def machine() -> list[str]:
 
 
 def main() -> None:
-    first = [*machine(), *quickstart()]
-    fill("README.md", first)
-    fill("docs/measured.md", [*first, *core(), *drafters(), *live()])
+    fill("README.md", [*peers()])
+    fill("docs/engine.md", [*engine()], "engine")
+    fill("docs/measured.md", [*peers()], "real")
+    fill("docs/measured.md", [*machine(), *quickstart()], "quickstart")
+    fill("docs/measured.md", [*core(), *drafters(), *live()])
 
 
 if __name__ == "__main__":

@@ -286,6 +286,7 @@ def test_ids_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
         ("{% for m in messages %}", r", line 1\b"),
         ("{{ messages[0].content / 0 }}", "unsupported operand"),
         ("{{ raise_exception('no system turns') }}", "no system turns"),
+        ("{{ 'x' * 2000000 }}", "makes 2,000,000 characters of a chat of"),
     ],
 )
 def test_a_chat_template_that_fails_is_named_by_its_file(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from draftsmith.data import text
+from draftsmith.errors import InputError
 
 TREE = (
     "abc.py",
@@ -86,3 +87,9 @@ def test_a_file_with_two_names_has_the_first_in_the_order_of_paths(tmp_path: Pat
     (tmp_path / "broken.py").symlink_to(tmp_path / "nowhere.py")
     (tmp_path / "linked").symlink_to(tmp_path / "a", target_is_directory=True)
     assert names(tmp_path) == ["a/x.py"]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no such device here")
+def test_a_device_without_end_is_no_file() -> None:
+    with pytest.raises(InputError, match="/dev/zero is a device and no file"):
+        text.read_text(Path("/dev/zero"))

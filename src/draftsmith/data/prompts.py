@@ -30,7 +30,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from draftsmith.config import check_whole
+from draftsmith.config import check_whole, require
 from draftsmith.errors import InputError, nearest
 
 _log = logging.getLogger(__name__)
@@ -123,6 +123,10 @@ class Prompt:
         return tuple(tokenizer.encode(text, add_special_tokens=not templated))
 
 
+_TEMPLATE_ADDS = 1 << 20
+"""Characters that a chat template may add to a chat, beside some for each of its own."""
+
+
 def has_chat_template(tokenizer: Any) -> bool:
     """Whether the tokenizer brings a chat template, as those of instruct models do."""
     return bool(getattr(tokenizer, "chat_template", None))
@@ -139,7 +143,7 @@ def render_chat(
     """
     turns = [{"role": message.role, "content": message.content} for message in chat]
     try:
-        return str(
+        text = str(
             tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True, **(variables or {})
             )
@@ -150,6 +154,13 @@ def render_chat(
         raise InputError(
             f"{_template_file(tokenizer)}{line}: the chat template cannot write this chat: {reason}"
         ) from error
+    said = sum(len(message.content) for message in chat)
+    require(
+        len(text) <= _TEMPLATE_ADDS + 8 * said,
+        f"{_template_file(tokenizer)}: the chat template makes {len(text):,} characters of a chat "
+        f"of {said:,}",
+    )
+    return text
 
 
 def _template_file(tokenizer: Any) -> str:

@@ -128,6 +128,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as file:
+            if path.is_char_device() and not file.isatty():  # /dev/zero has no end
+                raise InputError(f"cannot read: {path} is a device and no file")
             yield file
     except FileNotFoundError:
         raise InputError(f"cannot read: {path} does not exist") from None
