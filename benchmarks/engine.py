@@ -41,7 +41,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "engine.json"
 FIGURE = ROOT / "docs" / "engine" / "costs.png"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 CONTEXT = 128
-FORMATS = {
+FORMATS: dict[str, dict[str, Any]] = {
     "Q4_1 (as in the file)": {},
     "int4": {"weights": "int4"},
     "int8": {"weights": "int8"},

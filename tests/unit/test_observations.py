@@ -400,7 +400,6 @@ def test_other_tokenizers_and_short_contexts_are_said(measured: Path) -> None:
     ("drafter", "more", "sentence"),
     [
         ("prompt_lookup", "", "prompt_lookup: --perplexity is for draft models"),
-        ("none", "", "none: --perplexity is for draft models"),
         ("DRAFT", "--draft-length 3..2", "--draft-length must be a range upwards"),
         ("DRAFT", "--draft-length 0..2", "from 1 or more to 4096"),
         ("DRAFT", "--draft-length adaptive", "a whole number or a range such as 1..9"),

@@ -91,7 +91,7 @@ def run(options: CollectOptions) -> dict[str, Any]:
         | {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
         # other models, in effect; said where it is so, because stores are older than these options
         | ({"weights": model.weights} if model.weights != "auto" else {})
-        | ({"compile": True} if model.compile else {}),
+        | ({} if model.compile else {"compile": False}),
         prompts_sha256=digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
     )
     if settings.top_k is not None and settings.top_k > config.vocab_size:

@@ -55,7 +55,7 @@ from draftsmith.provenance import (
     warn_if_busy,
     write_json_atomic,
 )
-from draftsmith.targets.base import Target
+from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import gguf_file
 from draftsmith.targets.hf import open_model
@@ -220,7 +220,7 @@ class Quickstart:
         self.say(*results.losslessness_sentences(report), sep="\n")
         self.say(f"report: {folder / 'report.html'}")
 
-    def answer(self, target: Target, arm: Arm) -> None:
+    def answer(self, target: BindableTarget, arm: Arm) -> None:
         """Print the answer to `QUESTION` as it is decoded."""
         generator = generation.Generator(target, arm.drafter, shape=arm.shape, policy=arm.policy)
         console = Console(highlight=False, markup=False)

@@ -35,7 +35,7 @@ STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 FORMATS = ("float32", "bfloat16", "w8a8", "int8", "int4", "stored")
 """`stored`: blocks as a file holds them; matrices that it holds otherwise in bfloat16."""
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "w8a8": 1.0, "int8": 1.125, "int4": 0.75, "stored": 1.2}
-"""Of a packed weight, scales included; embedding and head are kept in more bits than the rest."""
+"""Bytes of a packed weight, scales included; embedding and head are kept in more bits."""
 
 Stored = Callable[[str], Blocks | None]
 """Name of a linear layer -> its matrix as a file holds it in blocks; None: not in blocks."""
