@@ -88,10 +88,11 @@ def rows(envs: Path, gguf: Path, folder: Path, threads: int) -> Iterator[Row | s
     own = Path(sys.executable)
     module = "engine_draftsmith"
     for weights, name in (("auto", "Q4_1"), ("int8", "int8"), ("w8a8", "w8a8"), ("bf16", "bf16")):
-        base = {"target": str(gguf), "weights": weights, "threads": threads}
+        base: dict[str, Any] = {"target": str(gguf), "weights": weights, "threads": threads}
+        base |= {"drafter": "none", "draft_length": None}
         yield Row("draftsmith", "plain", "none", name, module, own, base)
         if name in ("Q4_1", "bf16"):
-            drafts = {"drafter": "prompt_lookup", "draft_length": 3}
+            drafts: dict[str, Any] = {"drafter": "prompt_lookup", "draft_length": "auto"}
             yield Row(
                 "draftsmith", "speculative", "prompt_lookup", name, module, own, base | drafts
             )
@@ -233,7 +234,7 @@ def main() -> None:
     ]
     only = [name for name in options.only.split(",") if name]
     workers = []
-    logs = options.out.parent / "peers-logs"
+    logs = HERE.parents[1] / "runs" / "peers-logs"
     logs.mkdir(parents=True, exist_ok=True)
     for number, row in enumerate(rows(options.envs, gguf, folder, options.threads)):
         if isinstance(row, str):

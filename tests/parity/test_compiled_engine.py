@@ -32,6 +32,7 @@ from draftsmith.targets.native.weights import (
     multiply,
     pack,
     pack_blocks,
+    products_are_exact,
     quantise_int4,
     quantise_int8,
 )
@@ -61,6 +62,7 @@ CONFIGS = {
     "qwen2": Qwen2Config(**SIZES),
     "qwen3": Qwen3Config(**SIZES),
     "mistral": MistralConfig(**SIZES, sliding_window=None),
+    **{f"llama, heads of {n}": LlamaConfig(**{**SIZES, "head_dim": n}) for n in (64, 96, 128)},
 }
 TEXT = [(7 * i * i + 3 * i + 1) % 100 for i in range(90)]
 """More tokens than pass a layer together."""
@@ -95,13 +97,13 @@ def test_products_are_those_of_the_twin_for_every_number_of_tokens(form: str, ro
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(rows, 96, generator=draw)
     bias = torch.randn(rows, generator=draw)
-    x = torch.randn(19, 96, generator=draw).numpy()
+    x = torch.randn(65, 96, generator=draw).numpy()
     packed = pack(native.library(), weight, form, bias)
     together = multiply(native.library(), packed, x)
     expected = twin(weight, form, x) + bias.double().numpy()
     assert np.abs(together - expected).max() < 2e-5 * np.abs(expected).max()
-    for width in range(1, 19):
-        for first in (0, 1, 19 - width):
+    for width in range(1, 65):
+        for first in (0, 1, 65 - width):
             some = multiply(native.library(), packed, x[first : first + width])
             assert (some == together[first : first + width]).all(), (width, first)
 
@@ -115,6 +117,14 @@ def test_integer_products_are_exact_at_the_ends_of_their_range(form: str) -> Non
         packed = pack(native.library(), weight, form)
         out = multiply(native.library(), packed, 127.0 * given[None])
         assert (out == 127 * 127 * (weights * given).sum()).all()
+
+
+def test_an_engine_whose_products_are_cut_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert products_are_exact(native.library())
+    monkeypatch.setattr(engine, "products_are_exact", lambda library: False)
+    target = target_of(CONFIGS["llama"])
+    assert target.engine == "transformers"
+    assert target.not_compiled is not None and "not exact" in target.not_compiled
 
 
 def test_blocks_of_a_file_are_taken_as_they_are() -> None:
@@ -167,7 +177,7 @@ def test_logits_and_states_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama, heads of 64"])
 def test_logits_of_a_token_are_equal_whatever_is_computed_beside_it(name: str, form: str) -> None:
     #     row 0   90 known | p p p      tree   p(last) -+- 0 --- 2 --- 4
     #     row 1   40 known | p                          `- 1 --- 3

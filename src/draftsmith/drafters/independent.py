@@ -48,6 +48,7 @@ from draftsmith.drafters.vocabulary import (
 )
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.base import Target
+from draftsmith.targets.config import Weights
 from draftsmith.targets.hf import causal_head
 
 
@@ -82,6 +83,8 @@ class Independent(Drafter):
         """How children are chosen: i.i.d. draws, draws without replacement, or the top tokens."""
         dtype: str = "auto"
         """auto: the target's."""
+        weights: Weights = "auto"
+        """Format that the compiled engine computes the draft model in: no output depends on it."""
         revision: str = ""
         """Branch, tag or commit of a hub model; empty: its main branch."""
 
@@ -161,6 +164,7 @@ class Independent(Drafter):
             device=str(target.device),
             revision=self.config.revision or None,
             with_tokenizer=with_tokenizer,
+            weights=self.config.weights,
         )
 
     # ------------------------------------------------------------------ drafting

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -188,3 +189,24 @@ def multiply(library: Library, packed: PackedMatrix, x_TK: np.ndarray) -> np.nda
         ctypes.byref(packed.c), x_TK.ctypes.data, len(x_TK), ctypes.c_void_p(out.ctypes.data)
     )
     return out[:, :rows]
+
+
+@functools.cache
+def products_are_exact(library: Library) -> bool:
+    """Whether integer products are exact where they are largest: at +-127 an instruction that adds
+    two products in 16 bits and cuts them off would not be."""
+    cols = 2 * GROUP
+    signs = 1 - 2 * (torch.arange(LANES * cols).view(LANES, cols) % 3 == 0).to(torch.int8)
+    x = np.full((1, cols), 127.0, dtype=np.float32)
+    ones = torch.ones(LANES, cols // GROUP)
+    eight = Blocks(numbers_RK=127 * signs, scale_RG=ones.half())
+    four = Blocks(
+        numbers_RK=torch.full((LANES, cols), 15, dtype=torch.uint8),
+        scale_RG=ones.half(),
+        least_RG=0 * ones.half(),
+    )
+    return all(
+        np.array_equal(multiply(library, pack_blocks(library, blocks), x)[0], 127.0 * whole)
+        for blocks in (eight, four)
+        for whole in [blocks.whole().sum(1).numpy()]
+    )
