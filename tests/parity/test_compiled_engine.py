@@ -35,6 +35,7 @@ from draftsmith.targets.native.weights import (
     products_are_exact,
     quantise_int4,
     quantise_int8,
+    wide_group,
 )
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compiler")
@@ -85,7 +86,7 @@ def twin(weight: Tensor, form: str, x: np.ndarray) -> np.ndarray:
         return x.astype(np.float64) @ weight.bfloat16().double().numpy().T
     if form == "int4":
         return rounded(x, 32) @ quantise_int4(weight).whole().double().numpy().T
-    group = x.shape[1] if form == "w8a8" else 32
+    group = wide_group(x.shape[1]) if form == "w8a8" else 32
     numbers, scale = quantise_int8(weight, group)
     whole = numbers.double().unflatten(1, (-1, group)) * scale.double()[..., None]
     return rounded(x, group) @ whole.flatten(1).numpy().T

@@ -28,7 +28,7 @@ class ModelConfig(Configuration):
     """Branch, tag or commit of a hub model."""
     weights: Weights = "auto"
     """Format that the compiled engine computes in. auto: the checkpoint's own, GGUF's blocks among
-    them. int8 and int4 have a scale per 32 weights, w8a8 one per row and token: another model."""
+    them. int8 and int4 have a scale for each 32 weights, w8a8 for about 128: another model."""
     compile: bool = True
     """Run models of the Llama family on a CPU in C++, which is built at first use; others, and
     machines without a C++ compiler, run transformers' code."""

@@ -4,7 +4,7 @@
 |------------|-------------------------------------------------|-----------------------------|
 | `float32`  | as they are                                     | float32                     |
 | `bfloat16` | as they are                                     | float32                     |
-| `w8a8`     | 8 bits, a scale per row                         | 8 bits, a scale per token   |
+| `w8a8`     | 8 bits, a scale per 128 or fewer (`wide_group`) | 8 bits, the same groups     |
 | `int8`     | 8 bits, a scale per 32 columns (GGUF's Q8_0)    | 8 bits, a scale per 32      |
 | `int4`     | 4 bits, scale and least value per 32 (Q4_1)     | 8 bits, a scale per 32      |
 """
@@ -108,7 +108,9 @@ def pack(
         return PackedMatrix(library, form, (rows, cols), 0, {"data": data}, bias_R)
     if form == "int4":
         return pack_blocks(library, quantise_int4(weight_RK), bias_R)
-    return _pack_int8(library, *quantise_int8(weight_RK, cols if form == "w8a8" else GROUP), bias_R)
+    return _pack_int8(
+        library, *quantise_int8(weight_RK, wide_group(cols) if form == "w8a8" else GROUP), bias_R
+    )
 
 
 def pack_blocks(library: Library, blocks: Blocks, bias_R: Tensor | None = None) -> PackedMatrix:
@@ -136,6 +138,12 @@ def _pack_int8(
         "sums": columns(sums_RG),
     }
     return PackedMatrix(library, "int8", (rows, cols), group, parts, bias_R)
+
+
+def wide_group(cols: int) -> int:
+    """Columns that share a scale in w8a8: the most of 128 that divide a row. (One scale for a row
+    and a token, the format's usual form, costs SmolLM2 four percent of perplexity.)"""
+    return next((n for n in (128, 96, 64) if cols % n == 0), GROUP)
 
 
 def quantise_int8(weight_RK: Tensor, group: int) -> tuple[Tensor, Tensor]:
