@@ -5,8 +5,8 @@
     benchmarks/peers/make_envs.sh                  # before it, to have llama.cpp beside it
 
 Forwards of 1 to 64 tokens behind a text of 128, all formats in turns, medians; llama.cpp by its own
-llama-bench (an empty context, which is a little in its favour). Perplexity: of WikiText-2 (its test
-part, documents cut after 512 tokens) and of Python's own library. Writes results/engine.json and
+llama-bench (an empty context, which is a little in its favour). Perplexity: of WikiText-2 (sections
+of its test part, cut after 512 tokens) and of Python's own library. Writes results/engine.json and
 docs/engine/costs.png.
 """
 
@@ -106,7 +106,7 @@ def llama_cpp(program: Path, gguf: Path, threads: int) -> dict[str, float]:
 
 
 def wikitext(path: Path) -> Iterator[str]:
-    """Articles of the raw test file."""
+    """Sections of the raw test file."""
     with lzma.open(path, "rt", encoding="utf-8") as opened:
         text = opened.read()
     return (part for part in text.split("\n = ") if len(part) > 1000)

@@ -96,11 +96,14 @@ def rows(envs: Path, gguf: Path, folder: Path, threads: int) -> Iterator[Row | s
             yield Row(
                 "draftsmith", "speculative", "prompt_lookup", name, module, own, base | drafts
             )
-    base = {"folder": str(folder), "weights": "bf16"}
     module = "engine_transformers"
-    yield Row("transformers", "plain", "none", "bf16", module, own, base)
-    drafts = {"prompt_lookup": 10}
-    yield Row("transformers", "speculative", "prompt_lookup", "bf16", module, own, base | drafts)
+    for weights in ("bf16", "float32"):
+        base = {"folder": str(folder), "weights": weights, "threads": threads}
+        drafts = {"prompt_lookup": 10}
+        yield Row("transformers", "plain", "none", weights, module, own, base)
+        yield Row(
+            "transformers", "speculative", "prompt_lookup", weights, module, own, base | drafts
+        )
     server = envs / "llama.cpp" / "bin" / "llama-server"
     if server.exists():
         base = {"server": str(server), "gguf": str(gguf), "threads": threads}
@@ -115,7 +118,7 @@ def rows(envs: Path, gguf: Path, folder: Path, threads: int) -> Iterator[Row | s
     if python.exists():
         module = "engine_openvino"
         for precision in ("f32", "bf16"):
-            base = {"model": str(gguf), "precision": precision}
+            base = {"model": str(gguf), "precision": precision, "threads": threads}
             weights = f"Q4_1, {precision}"
             yield Row("openvino", "plain", "none", weights, module, python, base)
         drafts = {"prompt_lookup": 5}
@@ -176,6 +179,7 @@ def measure(
 def summarise(workers: list[Worker], count: int) -> list[dict[str, Any]]:
     """Rows of results/peers.json, fastest first; ratios are to llama.cpp's plain decoding."""
     medians = {id(w): np.median(np.array(w.seconds), axis=1) for w in workers}
+    texts = {(w.row.engine, w.row.weights): w.texts for w in workers if w.row.mode == "plain"}
     plain = [w for w in workers if (w.row.engine, w.row.mode) == ("llama.cpp", "plain")]
     found = []
     for worker in workers:
@@ -189,6 +193,9 @@ def summarise(workers: list[Worker], count: int) -> list[dict[str, Any]]:
             "tokens_per_second": float(tokens.sum() / seconds.sum()),
             "ci95": bootstrap_ratio(tokens, seconds),
         }
+        if worker.row.mode == "speculative":
+            own = texts.get((worker.row.engine, worker.row.weights))
+            record["same_tokens"] = None if own is None else own == worker.texts
         if plain:
             base = medians[id(plain[0])]
             record["over_llama_cpp"] = float(base.sum() / seconds.sum())
@@ -256,8 +263,11 @@ def main() -> None:
     }
     write_json_atomic(options.out, facts)
     print("\n".join(table(records)))
+    for worker in workers:  # at the end of its input: its server ends with it
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
     for worker in workers:
-        worker.process.kill()
+        worker.process.wait(timeout=60)
 
 
 if __name__ == "__main__":

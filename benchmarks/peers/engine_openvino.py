@@ -12,6 +12,7 @@ def open_engine(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[..., 
     import openvino_genai as genai
 
     more: dict[str, Any] = {"INFERENCE_PRECISION_HINT": options["precision"]}
+    more["INFERENCE_NUM_THREADS"] = options["threads"]
     if options.get("prompt_lookup"):
         more["prompt_lookup"] = True
     pipe = genai.LLMPipeline(options["model"], "CPU", **more)

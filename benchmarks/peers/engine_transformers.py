@@ -10,6 +10,7 @@ def open_engine(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[..., 
     import torch
     import transformers
 
+    torch.set_num_threads(options["threads"])
     dtype = {"bf16": torch.bfloat16, "float32": torch.float32}[options["weights"]]
     model = transformers.AutoModelForCausalLM.from_pretrained(options["folder"], dtype=dtype).eval()
     more = {}

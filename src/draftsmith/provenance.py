@@ -502,13 +502,19 @@ def memory_bytes() -> int | None:
 
 
 def free_memory_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
+    """Memory that can be had without swapping, within the limit of a container; None where the
+    system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             (found,) = (line for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError):
         return None
-    return int(found.split()[1]) * 1024
+    free, group = int(found.split()[1]) * 1024, Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, int(limit) - int(used))
+    except (OSError, ValueError):  # no limit is the word "max"
+        return free
 
 
 def _portable(value: Any) -> Any:

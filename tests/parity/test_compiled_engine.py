@@ -3,6 +3,7 @@ it computes for a token is equal bit for bit whatever is computed beside it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from draftsmith.targets.native import library as native
 from draftsmith.targets.native.engine import why_not
 from draftsmith.targets.native.weights import (
     Blocks,
+    Memory,
     multiply,
     pack,
     pack_blocks,
@@ -243,6 +245,7 @@ def test_drafts_change_no_token(form: str) -> None:
     [
         (LlamaConfig(**{**SIZES, "hidden_size": 72}), "float32", "hidden size is 72"),
         (LlamaConfig(**{**SIZES, "intermediate_size": 80}), "int4", "no multiple of 32"),
+        (LlamaConfig(**{**SIZES, "intermediate_size": 80}), "w8a8", "no multiple of 32"),
         (LlamaConfig(**{**SIZES, "head_dim": 16}), "float32", "head is 16"),
         (LlamaConfig(**SIZES, hidden_act="gelu"), "float32", "activation is gelu"),
         (MistralConfig(**SIZES, sliding_window=8), "float32", "has a window"),
@@ -342,15 +345,23 @@ def test_formats_of_the_engine_want_the_engine() -> None:
 
 
 def test_a_model_that_does_not_fit_into_memory_twice_is_not_packed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = target_of(CONFIGS["llama"]).model
     monkeypatch.setattr(engine, "free_memory_bytes", lambda: 1000)
-    said = why_not(model, (None,), "bfloat16")
-    assert said is not None
-    assert "GiB more memory, and 0.0 GiB are free" in said
+    assert target_of(CONFIGS["llama"]).engine == "transformers"
+    assert "GiB more memory, and 0.0 GiB are free" in caplog.text
     monkeypatch.setattr(engine, "free_memory_bytes", lambda: None)
-    assert why_not(model, (None,), "bfloat16") is None
+    assert target_of(CONFIGS["llama"]).engine != "transformers"
+
+
+def test_small_arrays_share_pages() -> None:
+    library = native.library()
+    some = [Memory(library, torch.full((n,), float(n))) for n in (3, 100, 1)]
+    starts = [one.at for one in some]
+    assert all(at % 64 == 0 for at in starts)
+    assert starts == sorted(starts) and starts[-1] - starts[0] <= 1024
+    for one, n in zip(some, (3, 100, 1), strict=True):
+        assert (np.ctypeslib.as_array((ctypes.c_float * n).from_address(one.at)) == n).all()
 
 
 # ------------------------------------------------------------------------- GGUF

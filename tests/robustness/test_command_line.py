@@ -475,7 +475,10 @@ def test_an_interrupted_quickstart_leaves_no_report(
     monkeypatch.setattr(quickstart.Quickstart, part, interrupted)
     words = ["quickstart", "--models", small, "--out", out, "--limit", "1"]
     assert command(*words)[0] == 130
-    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in out.iterdir()) == [BEGUN, "mine.txt"]
+    (out / "smollm2").mkdir()  # what it had made of the real model
+    assert command(*words)[0] == 130, "the next one takes its place"
+    assert not (out / "smollm2").exists()
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,13 @@ def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
 
 def _engine() -> str:
     from draftsmith.targets.native.library import NotBuilt, library
+    from draftsmith.targets.native.weights import products_are_exact
 
     try:
-        return library().instructions
+        found = library()
+        if not products_are_exact(found):
+            return f"not used: its integer products are not exact here ({found.instructions})"
+        return found.instructions
     except NotBuilt as error:
         return f"not built: {error}"
 

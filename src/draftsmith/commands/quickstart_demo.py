@@ -121,6 +121,7 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
     warn_if_busy()
     demo = Quickstart(options)
     clear(options.out)  # all that can be missing is there
+    demo.record.begin(options.out)
     demo.real_model()
     demo.show()
     comparison = demo.compare()
@@ -261,7 +262,6 @@ class Quickstart:
         """Measure all ways to decode, interleaved."""
         self.title("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
-        self.record.begin(self.options.out)
         report = self.measure(plan, COMPARE_SECONDS, self.options.out)
         plain = [one for one in report.records if one.drafter == figures.BASELINE]
         self.pace = statistics.median(one.seconds / one.tokens for one in plain)

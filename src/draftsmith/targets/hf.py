@@ -34,7 +34,7 @@ from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
-from draftsmith.targets.native.engine import FORMATS, Engine, Stored, why_not
+from draftsmith.targets.native.engine import FORMATS, Engine, Stored, too_large, why_not
 from draftsmith.targets.native.library import NotBuilt
 from draftsmith.targets.support import (
     LISTED,
@@ -262,6 +262,9 @@ class HFTarget:
             self.not_compiled = why_not(self.model, self._windows, form)
         slower = stored is not None  # and another model: its weights are not rounded as the file's
         if self.not_compiled is None:
+            self.not_compiled = too_large(self.model, form)
+            slower = slower or self.not_compiled is not None
+        if self.not_compiled is None:
             try:
                 return Engine(self.model, form, stored=stored)
             except NotBuilt as error:
@@ -277,7 +280,7 @@ class HFTarget:
     @property
     def quantised(self) -> bool:
         """Its forwards use weights of 4 or 8 bits."""
-        return self._engine is not None and self._engine.form not in ("float32", "bfloat16")
+        return self._engine is not None and self._engine.quantised
 
     def unquantised(self) -> HFTarget:
         """The same model in its weights' own number format, run by transformers' code."""

@@ -167,7 +167,7 @@ static void quantise(const float* x, int n, int group, int8_t* q, float* scale, 
     for (int i = 0; i < group; i += LANES) most = max(most, abs(load(x + i)));
     float top = largest(most);
     float s = top / 127.0f;
-    F by = all(top > 0 ? 127.0f / top : 0.0f), counted = zero();
+    F by = all(top > 1e-30f ? 127.0f / top : 0.0f), counted = zero();
     for (int i = 0; i < group; i += LANES) {
       F whole = nearest(load(x + i) * by);
       counted = counted + whole;

@@ -64,7 +64,7 @@ def why_not(model: Any, windows: Sequence[int | None], form: str) -> str | None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in STATIC_ROPE:
         return f"its rotary embedding ({rope}) changes with the length of the text"
-    step = GROUP if form in ("int8", "int4", "stored") else LANES
+    step = LANES if form in ("float32", "bfloat16") else GROUP
     width = model.model.layers[0].self_attn.head_dim
     for what, size, of in (
         ("hidden size", config.hidden_size, step),
@@ -74,6 +74,11 @@ def why_not(model: Any, windows: Sequence[int | None], form: str) -> str | None:
     ):
         if size % of:
             return f"its {what} is {size} wide, no multiple of {of}"
+    return None
+
+
+def too_large(model: Any, form: str) -> str | None:
+    """Why this model cannot be packed beside its own weights; None: memory is there."""
     needed = _BYTES[form] * sum(weight.numel() for weight in model.parameters())
     free = free_memory_bytes()
     if free is not None and needed > free:
@@ -139,6 +144,11 @@ class Engine:
             device=torch.device("cpu"),
         )
         del self._names, self._stored
+
+    @property
+    def quantised(self) -> bool:
+        """Some of its matrices are in 4 or 8 bits."""
+        return any(matrix.format in ("int8", "int4") for matrix in self._matrices)
 
     @property
     def bytes(self) -> int:

@@ -86,6 +86,7 @@ static inline F sums(Part part) {
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define DS_ISA "avx2"
+#define DS_AVX2
 #define DS_VNNI 0
 
 struct F { __m256 lo, hi; };

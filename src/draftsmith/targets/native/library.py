@@ -118,7 +118,7 @@ class Library:
     """The loaded extension.
 
     Raises:
-        NotBuilt: its integer products are not exact on this processor.
+        NotBuilt: it cannot be loaded.
     """
 
     def __init__(self, file: Path) -> None:

@@ -101,7 +101,7 @@ static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
     }
   }
 }
-#elif defined(__AVX2__)
+#elif defined(DS_AVX2)
 // Four activations in every lane, by the load itself: a copy over other registers costs more than
 // the products.
 static inline __m256i four_to_all(const int8_t* x) {

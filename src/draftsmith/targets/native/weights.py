@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,20 +28,44 @@ FORMATS = ("float32", "bfloat16", "int8", "int4")
 """By their numbers in matrix.hpp."""
 
 
-class Memory:
-    """Numbers in pages of their own, freed with this object."""
+class Chunk:
+    """Pages of the extension, filled from the front, freed with the last that lies in them.
 
-    def __init__(self, library: Library, values: Tensor) -> None:
-        values = values.detach().contiguous()
-        self._library = library
-        self.at: int = library.c.ds_allocate(max(values.nbytes, 1))
+    Pages are large (2 MiB), because a forward reads all weights: a norm or a scale has none of its
+    own.
+    """
+
+    SIZE = 32 << 20
+
+    def __init__(self, library: Library, size: int) -> None:
+        self._library, self.size, self.used = library, max(size, self.SIZE), 0
+        self.at: int = library.c.ds_allocate(self.size)
         if not self.at:
-            raise MemoryError(f"no memory for {values.nbytes} bytes of weights")
-        ctypes.memmove(self.at, values.data_ptr(), values.nbytes)
+            raise MemoryError(f"no memory for {size} bytes of weights")
 
     def __del__(self) -> None:
         if getattr(self, "at", None):
             self._library.c.ds_free(self.at)
+
+
+_filling: dict[int, Chunk] = {}
+"""By library, the chunk that has room."""
+_lock = threading.Lock()
+
+
+class Memory:
+    """Numbers in the extension's pages, from a multiple of 64 bytes."""
+
+    def __init__(self, library: Library, values: Tensor) -> None:
+        values = values.detach().contiguous()
+        size = max(-(-values.nbytes // 64) * 64, 64)
+        with _lock:
+            chunk = _filling.get(id(library))
+            if chunk is None or chunk.used + size > chunk.size:
+                chunk = _filling[id(library)] = Chunk(library, size)
+            self._chunk, self.at = chunk, chunk.at + chunk.used
+            chunk.used += size
+        ctypes.memmove(self.at, values.data_ptr(), values.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
