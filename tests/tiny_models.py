@@ -45,12 +45,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
-def tiny_model(seed: int = 0, *, context: int = 512) -> LlamaForCausalLM:
-    """Random weights, far from uniform laws; it never ends a text by itself for long."""
+def tiny_model(seed: int = 0, *, context: int = 512, hidden: int = 32) -> LlamaForCausalLM:
+    """Random weights, far from uniform laws; it never ends a text by itself for long. The compiled
+    engine runs it from a `hidden` of 128: its heads are a quarter of it."""
     config = LlamaConfig(
         vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -25,7 +25,7 @@ from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import INDEX, StoredBlocks, blocks_index, gguf_file
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.native import engine
+from draftsmith.targets.native import engine, weights
 from draftsmith.targets.native import library as native
 from draftsmith.targets.native.engine import why_not
 from draftsmith.targets.native.weights import (
@@ -115,16 +115,16 @@ def test_products_are_those_of_the_twin_for_every_number_of_tokens(form: str, ro
 def test_integer_products_are_exact_at_the_ends_of_their_range(form: str) -> None:
     """Older instruction sets cut off sums of pairs beyond 16 bits."""
     signs = np.where(np.arange(512) % 3 == 0, -1, 1)
-    for weights, given in ((signs, signs), (signs, np.ones(512)), (np.ones(512), np.ones(512))):
-        weight = torch.from_numpy(127.0 * weights).float().repeat(16, 1)
+    for own, given in ((signs, signs), (signs, np.ones(512)), (np.ones(512), np.ones(512))):
+        weight = torch.from_numpy(127.0 * own).float().repeat(16, 1)
         packed = pack(native.library(), weight, form)
         out = multiply(native.library(), packed, 127.0 * given[None])
-        assert (out == 127 * 127 * (weights * given).sum()).all()
+        assert (out == 127 * 127 * (own * given).sum()).all()
 
 
 def test_an_engine_whose_products_are_cut_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert products_are_exact(native.library())
-    monkeypatch.setattr(engine, "products_are_exact", lambda library: False)
+    monkeypatch.setattr(weights, "products_are_exact", lambda library: False)
     target = target_of(CONFIGS["llama"])
     assert target.engine == "transformers"
     assert target.not_compiled is not None and "not exact" in target.not_compiled

@@ -274,6 +274,15 @@ def test_an_engine_that_is_exact_in_every_width_says_so() -> None:
     assert "no engine can promise" not in said
 
 
+def test_transformers_beside_a_quantised_target_is_said_to_compute_in_another_format() -> None:
+    said = "Transformers computes with the weights unquantised"
+    assert not any(said in one for one in speed_sentences(a_report()))
+    report = replace(a_report(), quantised=True)
+    assert any(said in one for one in speed_sentences(report))
+    records = tuple(one for one in report.records if one.drafter != TRANSFORMERS)
+    assert not any(said in one for one in speed_sentences(replace(report, records=records)))
+
+
 def test_a_near_tie_is_reported_with_its_gap_bound_and_floor() -> None:
     report = with_divergence(
         a_report(dtype="bfloat16"), FirstDivergence(at=5, gap=0.125, bound=0.5)

@@ -6,23 +6,23 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from draftsmith.core.cache import lay_out
+from draftsmith.core.types import Signals
 from draftsmith.errors import BackendError
 from draftsmith.provenance import fresh_beside
 from draftsmith.targets import gguf as files
 from draftsmith.targets.hf import load_target, load_tokenizer
+from draftsmith.targets.native.library import compiler
 
 
 @pytest.fixture
 def unpackings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The files that were unpacked, into folders with a configuration alone."""
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages" / "gguf.py").touch()
-    monkeypatch.syspath_prepend(tmp_path / "packages")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done: list[bytes] = []
 
@@ -69,7 +69,6 @@ def test_what_a_killed_process_left_is_removed_and_a_broken_folder_replaced(
 
 def test_without_a_cache_nothing_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"x")
-    (tmp_path / "gguf.py").touch()
     program = (
         "import pathlib, draftsmith.targets.gguf as files\n"
         "files._unpack = lambda file, folder: (folder / 'config.json').write_text('{}')\n"
@@ -97,12 +96,13 @@ def test_a_module_without_a_specification_is_no_package_with_a_file(
     assert files.gguf_file("bare-module") is None
 
 
-# ------------------------------------------------------------------------- with the package
+# ------------------------------------------------------------------------- real files
 
 
-def write(path: Path, *, without: str = "nothing") -> None:
-    """A model of two layers, without the tensors that have `without` in their names."""
-    gguf: Any = pytest.importorskip("gguf")
+def write(path: Path, *, without: str = "nothing", kind: str = "F32") -> None:
+    """A model of two layers, without the tensors that have `without` in their names; matrices of
+    the layers are of this kind."""
+    import gguf
     from tokenizers.pre_tokenizers import ByteLevel
 
     vocabulary = ["<|end|>", *sorted(ByteLevel.alphabet()), "zz"]
@@ -130,7 +130,11 @@ def write(path: Path, *, without: str = "nothing") -> None:
         shapes |= {f"blk.{layer}.{part}": (64,) for part in ("attn_norm", "ffn_norm")}
     for name, shape in shapes.items():
         if without not in name:
-            writer.add_tensor(f"{name}.weight", draw.standard_normal(shape, np.float32))
+            values = draw.standard_normal(shape, np.float32)
+            packed = len(shape) == 2 and name.startswith("blk")
+            which = gguf.GGMLQuantizationType[kind if packed else "F32"]
+            data = gguf.quants.quantize(values, which)
+            writer.add_tensor(f"{name}.weight", data, raw_dtype=which)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -157,3 +161,23 @@ def test_a_tokenizer_comes_out_of_a_file_too(
     write(tmp_path / "a.gguf")
     assert load_tokenizer(str(tmp_path / "a.gguf")).decode([258 - 1]) == "zz"
     assert load_target(tmp_path / "a.gguf").vocab_size == 258
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(("kind", "quantised"), [("Q4_1", True), ("Q8_0", True), ("F32", False)])
+def test_the_blocks_of_a_file_are_what_is_computed_with(
+    kind: str, quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other matrices are bfloat16; without the engine all are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write(tmp_path / "a.gguf", kind=kind)
+    target = load_target(tmp_path / "a.gguf")
+    assert target.engine.endswith("stored weights)")
+    assert target.quantised == quantised
+    logits = [
+        one.forward(torch.from_numpy(tokens), block, 3, Signals()).logits_BNV.float()
+        for one in (target, target.unquantised())
+        for tokens, block in [lay_out(one.new_cache(1, 64), [[5, 9, 7]])]
+    ]
+    error = (logits[0] - logits[1]).std() / logits[1].std()
+    assert 0 < error < 0.1, "rounded activations, and no other model"

@@ -425,6 +425,25 @@ def test_what_cannot_be_observed_is_refused(
     assert not (tmp_path / "out" / "observations.csv").exists()
 
 
+@pytest.mark.parametrize(("weights", "costs"), [("int8", True), ("auto", False)])
+def test_a_target_alone_has_a_perplexity_and_a_quantised_one_that_of_its_weights_beside_it(
+    command: Command, folder: Path, tmp_path: Path, weights: str, costs: bool
+) -> None:
+    tiny_model(hidden=128).save_pretrained(tmp_path / "wide")
+    tiny_tokenizer().save_pretrained(tmp_path / "wide")
+    fixed = ["--suite", str(folder / "prompts.txt"), "--out", str(tmp_path / "out")]
+    fixed += ["--target", str(tmp_path / "wide"), "--weights", weights]
+    command("bench", "--drafter", "none", "--perplexity", str(folder / "text.txt"), *fixed)
+    found = json.loads((tmp_path / "out" / "run.json").read_text())["results"]
+    (own,) = found["perplexity"].values()
+    plain = found["perplexity_unquantised"]
+    assert (plain is not None) == costs
+    if plain is not None:
+        assert own["value"] != plain["value"]
+        assert own["value"] == pytest.approx(plain["value"], rel=0.05)
+    assert not list((tmp_path / "out").glob("*.csv")), "there are no pairs"
+
+
 def test_texts_and_folders_that_cannot_be_used_are_named(
     command: Command, folder: Path, tmp_path: Path
 ) -> None:

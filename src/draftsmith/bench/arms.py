@@ -19,7 +19,7 @@ from draftsmith.bench.loops import StepCounts, count_outside, in_loops
 from draftsmith.bench.records import PhaseSeconds
 from draftsmith.core.cache import Block, KVCache
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.generation import Arm, DraftCounts
+from draftsmith.core.generation import Arm, DraftCounts, Generator
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder, no_garbage_collection
@@ -244,6 +244,18 @@ def _config(
 
 
 # --------------------------------------------------------------------------- drafters
+
+
+def make_generator(target: BindableTarget, arm: Arm, options: DraftingConfig) -> Generator:
+    """The target with this drafter, its shape and policy, and the rule of the options."""
+    return Generator(
+        target,
+        arm.drafter,
+        shape=arm.shape,
+        policy=arm.policy,
+        rule=options.used_rule,
+        allow_lossy=options.is_lossy(),
+    )
 
 
 def open_drafters(

@@ -66,6 +66,8 @@ class BenchReport:
     """What ran the target's forwards, as `HFTarget.engine`."""
     exact: bool = False
     """Its logits are equal bit for bit in forwards of every width."""
+    quantised: bool = False
+    """It computes with weights of 4 or 8 bits, which transformers does not."""
     run: str | None = None
     """Id of the run, as in its records."""
     asked: int | None = None
@@ -283,12 +285,18 @@ def speed_sentences(report: BenchReport) -> list[str]:
         if entry.name != BASELINE and entry.speedup is not None:
             spread = interval_text(entry.speedup_ci95)
             inside = f" ({spread})" if spread else ""
-            said = f"{entry.speedup:.2f}x{inside} at temperature {entry.temperature:g}"
+            one = f"{entry.speedup:.2f}x{inside} at temperature {entry.temperature:g}"
             if entry.temperature == 0 and entry.loop_share is not None:
-                said += f", {percent(entry.loop_share)} of its tokens in loops"
-            parts.setdefault(entry.name, []).append(said)
+                one += f", {percent(entry.loop_share)} of its tokens in loops"
+            parts.setdefault(entry.name, []).append(one)
     labels = report.labels()
-    return [f"{labels[name]}: {'; '.join(some)}" for name, some in parts.items()]
+    said = [f"{labels[name]}: {'; '.join(some)}" for name, some in parts.items()]
+    if report.quantised and any(entry.name == TRANSFORMERS for entry in report.metrics):
+        said.append(
+            "Transformers computes with the weights unquantised: its speed is that of another "
+            "format, and its texts may differ."
+        )
+    return said
 
 
 def prompt_sentences(report: BenchReport) -> list[str]:

@@ -134,11 +134,6 @@ def run(options: BenchOptions) -> dict[str, Any]:
         *results.speed_sentences(report),
         *results.losslessness_sentences(report),
     ]
-    if options.hf_baseline and getattr(target, "quantised", False):
-        sentences.append(
-            "Transformers computes with the weights unquantised: its speed is that of another "
-            "format, and its texts may differ."
-        )
     for sentence in (*sentences, f"report: {options.out / 'report.html'}"):
         console.print(sentence, soft_wrap=True, markup=False)
     return results.summary(report)
@@ -230,6 +225,7 @@ def make_report(
         dtype=str(bench.plan.target.dtype).removeprefix("torch."),
         engine=getattr(bench.plan.target, "engine", None),
         exact=getattr(bench.plan.target, "exact", False),
+        quantised=getattr(bench.plan.target, "quantised", False),
         records=made,
         run=record.id,
         command=facts["command"],

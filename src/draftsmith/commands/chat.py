@@ -88,9 +88,9 @@ def run(options: ChatOptions) -> dict[str, Any]:
 
 def open_generator(options: ChatOptions, target: BindableTarget) -> Generator:
     """The target with the drafter, whose draft length is measured where that is asked for."""
-    from draftsmith.bench.arms import check_predictions, open_drafters
+    from draftsmith.bench.arms import check_predictions, make_generator, open_drafters
     from draftsmith.bench.costs import Workload, with_controllers
-    from draftsmith.core.generation import Generator, encode
+    from draftsmith.core.generation import encode
     from draftsmith.core.sampling import Sampler
 
     (arm,) = open_drafters([options.drafter], options.drafting, target)
@@ -101,14 +101,7 @@ def open_generator(options: ChatOptions, target: BindableTarget) -> Generator:
         workload = Workload(prompts=[encode(turn, target)], max_new_tokens=options.max_new_tokens)
         sampler = Sampler.from_params(options.sampling.params(options.temperature))
         (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
-    return Generator(
-        target,
-        arm.drafter,
-        shape=arm.shape,
-        policy=arm.policy,
-        rule=options.drafting.used_rule,
-        allow_lossy=options.drafting.is_lossy(),
-    )
+    return make_generator(target, arm, options.drafting)
 
 
 def _payload(turn: Turn) -> dict[str, Any]:

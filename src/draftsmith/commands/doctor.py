@@ -74,7 +74,7 @@ class Diagnosis:
     machine: dict[str, Any]
     devices: tuple[DeviceReport, ...]
     engine: str
-    """Instructions that the compiled engine uses on the CPU, or why it cannot be built."""
+    """Instructions that the compiled engine uses on the CPU, or why it is not used."""
     free_disk_gib: dict[str, float]
     extras: dict[str, bool]
     advice: tuple[str, ...]
@@ -116,16 +116,13 @@ def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
 
 
 def _engine() -> str:
-    from draftsmith.targets.native.library import NotBuilt, library
-    from draftsmith.targets.native.weights import products_are_exact
+    from draftsmith.targets.native.library import NotBuilt
+    from draftsmith.targets.native.weights import usable_library
 
     try:
-        found = library()
-        if not products_are_exact(found):
-            return f"not used: its integer products are not exact here ({found.instructions})"
-        return found.instructions
+        return usable_library().instructions
     except NotBuilt as error:
-        return f"not built: {error}"
+        return f"not used: {error}"
 
 
 # --------------------------------------------------------------------------- measuring

@@ -77,8 +77,8 @@ def run(options: GenerateOptions) -> dict[str, Any]:
 
     Returns what `--json` prints; `lossy` says why these are not the target's texts, if so.
     """
-    from draftsmith.bench.arms import check_predictions, open_drafters
-    from draftsmith.core.generation import DraftCounts, Generator, encode, prediction
+    from draftsmith.bench.arms import check_predictions, make_generator, open_drafters
+    from draftsmith.core.generation import DraftCounts, encode, prediction
     from draftsmith.core.sampling import Sampler
     from draftsmith.core.verify import lossy_sentence
     from draftsmith.targets.hf import open_target
@@ -115,14 +115,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
         )
         sampler = Sampler.from_params(params)
         (arm,) = with_controllers([arm], options.drafting, target, sampler, workload)
-    generator = Generator(
-        target,
-        arm.drafter,
-        shape=arm.shape,
-        policy=arm.policy,
-        rule=options.drafting.used_rule,
-        allow_lossy=options.drafting.is_lossy(),
-    )
+    generator = make_generator(target, arm, options.drafting)
     lossy = lossy_sentence(options.drafting.used_rule) if options.drafting.is_lossy() else None
     if lossy is not None:
         notes.print(lossy, style="bold")

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from draftsmith.bench import records as figures
 from draftsmith.bench import summary as results
-from draftsmith.bench.arms import open_drafters
+from draftsmith.bench.arms import make_generator, open_drafters
 from draftsmith.bench.run import Bench, BenchPlan, make_items
 from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import bench, collect, distill, generate
@@ -203,29 +203,24 @@ class Quickstart:
         self.say(f"> {QUESTION}\n", style="dim")
         self.answer(target, arm)
         self.title("Compared on a dozen prompts (code, mathematics, chat)")
-        plan = BenchPlan(
+        plan = replace(
+            self.plan(arm),
             target=target,
-            arms=(Arm(name=figures.BASELINE, drafter=NoDrafter()), arm),
             items=make_items(dozen_prompts(), target, self.options.max_new_tokens),
             samplers=(Sampler(),),
             max_new_tokens=self.options.max_new_tokens,
-            seed=self.options.seed,
             with_transformers=False,  # in another number format: see benchmarks/peers
-            run=self.record.id,
         )
         folder = self.options.out / REAL_FOLDER
         report = self.measure(plan, REAL_SECONDS, folder, REAL)
         results.write_report(report, folder)
-        self.say(results.terminal_table(report), soft_wrap=False)
-        self.say(*results.speed_sentences(report), sep="\n")
-        self.say(*results.losslessness_sentences(report), sep="\n")
+        self.tell(report)
         self.say(f"report: {folder / 'report.html'}")
 
     def answer(self, target: BindableTarget, arm: Arm) -> None:
         """Print the answer to `QUESTION` as it is decoded."""
-        generator = generation.Generator(target, arm.drafter, shape=arm.shape, policy=arm.policy)
-        console = Console(highlight=False, markup=False)
-        stream = generate.Stream(target.tokenizer, console)
+        generator = make_generator(target, arm, DraftingConfig())
+        stream = generate.Stream(target.tokenizer, Console(highlight=False, markup=False))
         params = SamplingParams(temperature=0.0, max_tokens=self.options.max_new_tokens)
         conversation = Conversation(generator, params)
         turn = conversation.ask(
@@ -262,12 +257,10 @@ class Quickstart:
         """Measure all ways to decode, interleaved."""
         self.title("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
-        report = self.measure(plan, COMPARE_SECONDS, self.options.out)
+        report = self.measure(plan, COMPARE_SECONDS, self.options.out, self.source)
         plain = [one for one in report.records if one.drafter == figures.BASELINE]
         self.pace = statistics.median(one.seconds / one.tokens for one in plain)
-        self.say(results.terminal_table(report), soft_wrap=False)
-        self.say(*results.speed_sentences(report), sep="\n")
-        self.say(*results.losslessness_sentences(report), sep="\n")
+        self.tell(report)
         if any((one.speedup or 1) < 1 for one in report.drafters):
             self.say(
                 f"A token of this toy takes {1e3 * self.pace:.1f} ms: the bookkeeping of a draft "
@@ -360,7 +353,7 @@ class Quickstart:
         before = replace(self.draft, name=BEFORE)
         after = replace(self.open_draft(str(self.folder / "draft")), name=AFTER)
         plan = replace(self.plan(before, after), with_transformers=False, cost_rounds=0)
-        report = self.measure(plan, GAIN_SECONDS, self.folder)
+        report = self.measure(plan, GAIN_SECONDS, self.folder, self.source)
         changes = [change(report, s.temperature, *self.acceptance(plan, s)) for s in plan.samplers]
         told, prompts, texts = sentence(cost, changes), report.num_prompts, len(self.items)
         method = (
@@ -458,10 +451,14 @@ class Quickstart:
             run=self.record.id,
         )
 
-    def measure(
-        self, plan: BenchPlan, seconds: float, out: Path, target: str | None = None
-    ) -> BenchReport:
-        """Run the rounds that fit; their records go to `out/records.jsonl`."""
+    def tell(self, report: BenchReport) -> None:
+        """Print what was measured."""
+        self.say(results.terminal_table(report), soft_wrap=False)
+        self.say(*results.speed_sentences(report), sep="\n")
+        self.say(*results.losslessness_sentences(report), sep="\n")
+
+    def measure(self, plan: BenchPlan, seconds: float, out: Path, target: str) -> BenchReport:
+        """Run the rounds that fit; their records go to `out/records.jsonl`. `target`: its name."""
 
         def cut(each: float) -> BenchPlan:
             fitting, arms = fit(plan, seconds, each), len(plan.arm_names(plan.samplers[0]))
@@ -475,7 +472,7 @@ class Quickstart:
 
         run = Bench(plan, on_prepared=cut)
         made = bench.measure(run, out)
-        return bench.make_report(run, made, target or self.source, self.record)
+        return bench.make_report(run, made, target, self.record)
 
     def title(self, text: str) -> None:
         self.say(f"\n{text}", style="bold")

@@ -515,8 +515,8 @@ def open_target(model: ModelConfig, *, quiet: bool = False) -> BindableTarget:
     plain = ModelConfig(target=name, dtype=model.dtype, device=model.device)
     if model != plain:
         raise InputError(
-            f"Target {name!r} is no transformers model: leave out attn_implementation, revision "
-            "and trust_remote_code."
+            f"Target {name!r} is no transformers model: leave out attn_implementation, weights, "
+            "compile, revision and trust_remote_code."
         )
     load = load_plugin(TARGETS, kind, ())
     if not callable(load):

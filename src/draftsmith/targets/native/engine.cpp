@@ -160,21 +160,23 @@ static void normalise(const float* x, const float* weight, float eps, int n, flo
   for (int i = 0; i < n; i += LANES) store(out + i, load(weight + i) * (load(x + i) * by));
 }
 
-// To 8 bits: one scale per group of the row.
-static void quantise(const float* x, int n, int group, int8_t* q, float* scale, float* total) {
-  for (int g = 0; g < n / group; ++g, x += group, q += group) {
+// To 8 bits, as the matrix wants it: one scale per group of the row.
+static void quantise(const Matrix& m, const float* x, int8_t* q, float* scale, float* total) {
+  for (int g = 0; g < m.groups(); ++g, x += m.group, q += m.group) {
     F most = zero();
-    for (int i = 0; i < group; i += LANES) most = max(most, abs(load(x + i)));
+    for (int i = 0; i < m.group; i += LANES) most = max(most, abs(load(x + i)));
     float top = largest(most);
     float s = top / 127.0f;
     F by = all(top > 1e-30f ? 127.0f / top : 0.0f), counted = zero();
-    for (int i = 0; i < group; i += LANES) {
+    for (int i = 0; i < m.group; i += LANES) {
       F whole = nearest(load(x + i) * by);
       counted = counted + whole;
       to_int8(q + i, whole);
     }
     scale[g] = s;
     total[g] = s * sum(counted);  // whole numbers below 2^24: exact
+    if (OFFSET && m.format == INT8)
+      for (int i = 0; i < m.group; ++i) q[i] = (int8_t)(q[i] ^ -128);
   }
 }
 
@@ -282,11 +284,7 @@ struct Engine {
         normalise(row, norm, model.eps, n, out);
         row = out;
       }
-      if (matrix.whole()) {
-        quantise(row, n, matrix.group, to + (size_t)t * n, scales + t * groups, totals + t * groups);
-        if (OFFSET && matrix.format == INT8)
-          for (int i = 0; i < n; ++i) to[(size_t)t * n + i] = (int8_t)(to[(size_t)t * n + i] ^ -128);
-      }
+      if (matrix.whole()) quantise(matrix, row, to + (size_t)t * n, scales + t * groups, totals + t * groups);
     }
     if (!alone) meeting->wait();
     return {norm ? normed.data() : x, to, scales, totals, n, groups};
@@ -296,6 +294,14 @@ struct Engine {
   void product(int member, const Matrix& m, const Input& in, int tokens, int step, Write write) {
     Range some = share(m.panels() / step, member, team->members());
     multiply(m, in, some.from * step, some.to * step, tokens, write);
+  }
+
+  void add(int member, const Matrix& m, const std::vector<float>& x, int tokens) {
+    Input in = ready(member, m, x.data(), tokens, nullptr);
+    product(member, m, in, tokens, 1, [&](int t, int r, F v) {
+      float* to = hidden.data() + (size_t)t * model.hidden + r;
+      store(to, load(to) + v);
+    });
   }
 
   // Queries in the order (shared head, token, its heads): neighbours read the same keys.
@@ -331,7 +337,7 @@ struct Engine {
   void layer_forward(int member, const Call& c, int number, int first, int tokens) {
     const Layer& l = layers[number];
     const int width = model.width, heads = model.heads, kv = model.kv_heads, half = width / 2;
-    const int H = model.hidden, all_heads = heads + 2 * kv, row = l.qkv.panels() * LANES;
+    const int all_heads = heads + 2 * kv, row = l.qkv.panels() * LANES;
     {
       Input in = ready(member, l.qkv, hidden.data(), tokens, l.norm_in);
       product(member, l.qkv, in, tokens, 1, [&](int t, int r, F v) { store(qkv.data() + (size_t)t * row + r, v); });
@@ -364,13 +370,7 @@ struct Engine {
     meeting->wait();
     attention(member, c, number, first, tokens);
     meeting->wait();
-    {
-      Input in = ready(member, l.out, mixed.data(), tokens, nullptr);
-      product(member, l.out, in, tokens, 1, [&](int t, int r, F v) {
-        float* x = hidden.data() + (size_t)t * H + r;
-        store(x, load(x) + v);
-      });
-    }
+    add(member, l.out, mixed, tokens);
     meeting->wait();
     {
       Input in = ready(member, l.gate_up, hidden.data(), tokens, l.norm_mlp);
@@ -384,13 +384,7 @@ struct Engine {
       });
     }
     meeting->wait();
-    {
-      Input in = ready(member, l.down, inner.data(), tokens, nullptr);
-      product(member, l.down, in, tokens, 1, [&](int t, int r, F v) {
-        float* x = hidden.data() + (size_t)t * H + r;
-        store(x, load(x) + v);
-      });
-    }
+    add(member, l.down, inner, tokens);
     meeting->wait();
   }
 
@@ -464,11 +458,8 @@ void ds_multiply(const Matrix* m, const float* x, int tokens, float* out) {
   const size_t padded = (size_t)m->panels() * LANES;
   std::vector<int8_t> q(m->whole() ? (size_t)tokens * n : 0);
   std::vector<float> scale((size_t)tokens * groups), total((size_t)tokens * groups);
-  for (int t = 0; t < tokens && m->whole(); ++t) {
-    quantise(x + (size_t)t * n, n, m->group, q.data() + (size_t)t * n, scale.data() + t * groups, total.data() + t * groups);
-    if (OFFSET && m->format == INT8)
-      for (int i = 0; i < n; ++i) q[(size_t)t * n + i] = (int8_t)(q[(size_t)t * n + i] ^ -128);
-  }
+  for (int t = 0; t < tokens && m->whole(); ++t)
+    quantise(*m, x + (size_t)t * n, q.data() + (size_t)t * n, scale.data() + t * groups, total.data() + t * groups);
   Input in{x, q.data(), scale.data(), total.data(), n, groups};
   multiply(*m, in, 0, m->panels(), tokens, [&](int t, int r, F v) { store(out + t * padded + r, v); });
 }

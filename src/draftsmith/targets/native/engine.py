@@ -19,15 +19,7 @@ from torch import Tensor
 from draftsmith.core.cache import Block, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.provenance import free_memory_bytes
-from draftsmith.targets.native.library import (
-    Call,
-    Layer,
-    Library,
-    Model,
-    NotBuilt,
-    address,
-    library,
-)
+from draftsmith.targets.native.library import Call, Layer, Model, address
 from draftsmith.targets.native.weights import (
     GROUP,
     LANES,
@@ -36,7 +28,7 @@ from draftsmith.targets.native.weights import (
     PackedMatrix,
     pack,
     pack_blocks,
-    products_are_exact,
+    usable_library,
 )
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -102,9 +94,7 @@ class Engine:
     """
 
     def __init__(self, model: Any, form: str, *, stored: Stored | None = None) -> None:
-        self._lib: Library = library()
-        if not products_are_exact(self._lib):
-            raise NotBuilt(f"its integer products are not exact here ({self._lib.instructions})")
+        self._lib = usable_library()
         self.form = form
         self.instructions = self._lib.instructions
         self._stored = stored or (lambda name: None)

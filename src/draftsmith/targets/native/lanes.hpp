@@ -13,6 +13,12 @@
 constexpr int LANES = 16;
 
 #if defined(__AVX2__)
+static inline float sum_of_eight(__m256 s) {
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
 // Lane k: the sum of part(k), for eight of them.
 template <class Part>
 static inline __m256 eight_sums(Part part) {
@@ -62,24 +68,17 @@ static inline I load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline void to_int8(int8_t* out, F a) {  // whole numbers in -127..127
   _mm_storeu_si128((__m128i*)out, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
-static inline float sum(F a) {
-  __m256 lo = _mm512_castps512_ps256(a.v);
-  __m256 hi = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
-  __m256 s = _mm256_add_ps(lo, hi);
-  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
-  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+static inline __m256 folded(F a) {
+  __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
+  return _mm256_add_ps(_mm512_castps512_ps256(a.v), high);
 }
+static inline float sum(F a) { return sum_of_eight(folded(a)); }
 
 // Lane k: the sum of part(k).
 template <class Part>
 static inline F sums(Part part) {
-  auto folded = [&](int k) {
-    F a = part(k);
-    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
-    return _mm256_add_ps(_mm512_castps512_ps256(a.v), high);
-  };
-  __m256 low = eight_sums(folded), high = eight_sums([&](int k) { return folded(k + 8); });
+  __m256 low = eight_sums([&](int k) { return folded(part(k)); });
+  __m256 high = eight_sums([&](int k) { return folded(part(k + 8)); });
   __m512d both = _mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(low)), _mm256_castps_pd(high), 1);
   return {_mm512_castpd_ps(both)};
 }
@@ -146,21 +145,14 @@ static inline void to_int8(int8_t* out, F a) {
   __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
   _mm_storeu_si128((__m128i*)out, b);
 }
-static inline float sum(F a) {
-  __m256 s = _mm256_add_ps(a.lo, a.hi);
-  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
-  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
+static inline __m256 folded(F a) { return _mm256_add_ps(a.lo, a.hi); }
+static inline float sum(F a) { return sum_of_eight(folded(a)); }
 
 // Lane k: the sum of part(k).
 template <class Part>
 static inline F sums(Part part) {
-  auto folded = [&](int k) {
-    F a = part(k);
-    return _mm256_add_ps(a.lo, a.hi);
-  };
-  return {eight_sums(folded), eight_sums([&](int k) { return folded(k + 8); })};
+  return {eight_sums([&](int k) { return folded(part(k)); }),
+          eight_sums([&](int k) { return folded(part(k + 8)); })};
 }
 
 #else

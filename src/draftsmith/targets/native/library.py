@@ -19,6 +19,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -114,6 +115,26 @@ def address(array: np.ndarray) -> c_void_p:
     return array.ctypes.data_as(c_void_p)
 
 
+class Pages:
+    """Memory of the extension, filled from the front, freed with the last array that lies in it.
+
+    Pages are large (2 MiB), because a forward reads all weights: a norm or a scale has none of its
+    own.
+    """
+
+    SIZE = 32 << 20
+
+    def __init__(self, c: ctypes.CDLL, size: int) -> None:
+        self._c, self.size, self.used = c, max(size, self.SIZE), 0
+        self.at: int = c.ds_allocate(self.size)
+        if not self.at:
+            raise MemoryError(f"no memory for {size} bytes of weights")
+
+    def __del__(self) -> None:
+        if getattr(self, "at", None):
+            self._c.ds_free(self.at)
+
+
 class Library:
     """The loaded extension.
 
@@ -138,6 +159,19 @@ class Library:
         self.c.ds_multiply.argtypes = [POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p]
         self.instructions: str = self.c.ds_isa().decode()
         """Which instructions it was built for: `avx512-vnni`, `avx2` or `plain`."""
+        self._pages: Pages | None = None
+        self._lock = threading.Lock()
+
+    def room(self, size: int) -> tuple[Pages, int]:
+        """Pages with so many bytes free, to be kept as long as these are used, and their place: a
+        multiple of 64."""
+        size = max(-(-size // 64) * 64, 64)
+        with self._lock:
+            if self._pages is None or self._pages.used + size > self._pages.size:
+                self._pages = Pages(self.c, size)
+            pages = self._pages
+            pages.used += size
+            return pages, pages.at + pages.used - size
 
 
 def compiler() -> str | None:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.targets.native.library import Library, Matrix
+from draftsmith.targets.native.library import Library, Matrix, NotBuilt, library
 
 LANES = 16
 GROUP = 32
@@ -28,43 +27,12 @@ FORMATS = ("float32", "bfloat16", "int8", "int4")
 """By their numbers in matrix.hpp."""
 
 
-class Chunk:
-    """Pages of the extension, filled from the front, freed with the last that lies in them.
-
-    Pages are large (2 MiB), because a forward reads all weights: a norm or a scale has none of its
-    own.
-    """
-
-    SIZE = 32 << 20
-
-    def __init__(self, library: Library, size: int) -> None:
-        self._library, self.size, self.used = library, max(size, self.SIZE), 0
-        self.at: int = library.c.ds_allocate(self.size)
-        if not self.at:
-            raise MemoryError(f"no memory for {size} bytes of weights")
-
-    def __del__(self) -> None:
-        if getattr(self, "at", None):
-            self._library.c.ds_free(self.at)
-
-
-_filling: dict[int, Chunk] = {}
-"""By library, the chunk that has room."""
-_lock = threading.Lock()
-
-
 class Memory:
-    """Numbers in the extension's pages, from a multiple of 64 bytes."""
+    """Numbers in the extension's pages."""
 
     def __init__(self, library: Library, values: Tensor) -> None:
         values = values.detach().contiguous()
-        size = max(-(-values.nbytes // 64) * 64, 64)
-        with _lock:
-            chunk = _filling.get(id(library))
-            if chunk is None or chunk.used + size > chunk.size:
-                chunk = _filling[id(library)] = Chunk(library, size)
-            self._chunk, self.at = chunk, chunk.at + chunk.used
-            chunk.used += size
+        self._pages, self.at = library.room(values.nbytes)
         ctypes.memmove(self.at, values.data_ptr(), values.nbytes)
 
 
@@ -222,6 +190,18 @@ def multiply(library: Library, packed: PackedMatrix, x_TK: np.ndarray) -> np.nda
         ctypes.byref(packed.c), x_TK.ctypes.data, len(x_TK), ctypes.c_void_p(out.ctypes.data)
     )
     return out[:, :rows]
+
+
+def usable_library() -> Library:
+    """The extension, built where that has not been done.
+
+    Raises:
+        NotBuilt: it cannot be built, or its products are wrong on this processor.
+    """
+    found = library()
+    if not products_are_exact(found):
+        raise NotBuilt(f"its integer products are not exact here ({found.instructions})")
+    return found
 
 
 @functools.cache

@@ -1,0 +1,84 @@
+"""Every drafter on the compiled engine: in no format of weights do drafts change a token.
+
+The reference is plain decoding of the same target. That its logits are right is shown in
+`tests/parity/test_compiled_engine.py`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native.library import compiler
+from draftsmith.targets.toy import tiny_target
+
+from .cases import Case
+from .test_greedy import (
+    CONTEXT,
+    LENGTHS,
+    NUM_NEW,
+    V,
+    by_case,
+    by_shape,
+    disturbed,
+    predictions_for,
+    prompts_of,
+    run,
+)
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+FORMS = ("bfloat16", "int4", "float32", "w8a8")
+
+
+@lru_cache(maxsize=len(FORMS))
+def compiled(form: str) -> HFTarget:
+    """Four heads of 32: the narrowest that the engine takes."""
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    model = tiny_target(V, seed=2, hidden=128, dtype=dtype, max_length=CONTEXT).model
+    weights = form if form in ("int4", "w8a8") else "auto"
+    target = HFTarget(model, weights=weights, compile=True, end_ids=frozenset())
+    assert target.engine.endswith(f"{form} weights)")
+    return target
+
+
+@lru_cache(maxsize=2 * len(FORMS))
+def plain_texts(form: str, temperature: float) -> list[list[int]]:
+    options = DecodeOptions(sampler=Sampler(temperature=temperature), max_new_tokens=NUM_NEW)
+    texts, _, _ = run(compiled(form), NoDrafter(), prompts_of(LENGTHS), options)
+    return texts
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.every(2)
+@by_shape
+@by_case
+def test_drafts_change_no_token(case: Case, shape: TreeShape, form: str) -> None:
+    """A ragged batch of 8: greedy with the rule that is chosen, drawn with `match`."""
+    target = compiled(form)
+    draft = disturbed(target, 0.005)
+    for temperature, rule in ((0.0, "auto"), (1.0, "match")):
+        expected = plain_texts(form, temperature)
+        options = DecodeOptions(
+            sampler=Sampler(temperature=temperature),
+            max_new_tokens=NUM_NEW,
+            shape=shape,
+            rule=rule,
+        )
+        texts, _, accepted = run(
+            target,
+            case.build(draft),
+            prompts_of(LENGTHS),
+            options,
+            predictions_for(case, expected),
+        )
+        assert texts == expected, temperature
+        if case.drafts and temperature == 0:
+            assert accepted > 0, f"{case} never had a draft accepted: nothing was tested"
