@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftsmith.core.types import TrajectoryBatch
-from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, new_state
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.targets.hf import HFTarget
@@ -286,7 +286,9 @@ def test_a_network_computes_its_formula(kind: Kind, target: HFTarget, tmp_path: 
     rng = np.random.default_rng(1)
     tokens = rng.integers(VOCAB, size=8)
     features = rng.normal(size=(7, kind.states * H))
-    state = new_state([tokens.tolist()], target, drafter.layer, features.shape[1], 32)
+    state = new_state(
+        [tokens.tolist()], target, layer_spec(drafter.layer, target), features.shape[1], 32
+    )
     state.features.append([torch.from_numpy(features)])
     reader = PairReader(drafter.network, target, state)
     first, second, third = 5, 40, 11

@@ -34,6 +34,9 @@ class Table:
             drawn[drawn.argmax()] += 1e4
         return drawn.round() if self.ties else drawn
 
+    def chain(self, steps: int) -> Tensor | None:
+        return None
+
     def root(self) -> Tensor:
         return torch.stack([self.logits(b, ()) for b in range(self.rows)])
 

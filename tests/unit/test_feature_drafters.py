@@ -19,7 +19,7 @@ from draftsmith.drafters.eagle3 import Eagle3, fused_layers
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, new_state
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
 from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
@@ -93,7 +93,7 @@ def test_a_roll_out_is_what_decoding_computes(cls: type[FeatureDrafter], target:
     for t in range(4):
         known = tokens_BT[:, : t + 2].tolist()
         width = batch.features_BTS.shape[2]
-        state = new_state(known, target, drafter.layer, width, 32)
+        state = new_state(known, target, layer_spec(drafter.layer, target), width, 32)
         state.features.append(list(batch.features_BTS[:, : t + 1]))
         reader = PairReader(drafter.network, target, state)
         with torch.inference_mode():

@@ -18,13 +18,20 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.core.types import DraftPrediction, NarrowHead, Signals, TrajectoryBatch
-from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
-from draftsmith.drafters.hidden.checkpoint import fused_by, read_config, target_ids
+from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
+from draftsmith.drafters.base import TRAINING, LossWeights, TargetView, at_least
+from draftsmith.drafters.hidden.checkpoint import fused_by, read_config
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
-from draftsmith.drafters.hidden.network import Attend, Attention, Network, RMSNorm, Rotary, SwiGLU
+from draftsmith.drafters.hidden.network import (
+    Attend,
+    Attention,
+    Network,
+    RMSNorm,
+    Rotary,
+    SwiGLU,
+    target_ids,
+)
 from draftsmith.drafters.hidden.unroll import Rollout
-from draftsmith.errors import InputError
 
 
 class WideLayer(nn.Module):
@@ -83,17 +90,9 @@ class Eagle3Network(Network):
         out = self.midlayer(embedded_BTH, feature, self.rotary(positions_BT, feature), attend)
         return out, out
 
-    def own_logits(self, predict: Tensor) -> Tensor:
-        """[.., Vd] over the draft vocabulary."""
+    def own_logits(self, predict: Tensor, target: TargetView) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(predict))
         return logits
-
-    def logits(self, predict: Tensor, target: TargetView) -> Tensor:
-        own = self.own_logits(predict)
-        if own.shape[-1] == target.vocab_size:  # ascending ids: all of them
-            return own
-        wide = own.new_full((*own.shape[:-1], target.vocab_size), -torch.inf)
-        return wide.index_copy(-1, self.target_ids, own)
 
 
 class Eagle3(FeatureDrafter):
@@ -107,8 +106,6 @@ class Eagle3(FeatureDrafter):
         """Training: each counts this much of the one before."""
         noise: float = field(default=0.0, metadata=TRAINING)
         """Training: none, as published."""
-        draft_vocab: int = field(default=0, metadata=STRUCTURE)
-        """Training: knows so many tokens, those that answers hold most often; 0: all."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -131,38 +128,18 @@ class Eagle3(FeatureDrafter):
         return self.signals_of(target.config) if layers is None else Signals(layers=layers)
 
     def network_config(self, target: TargetView) -> LlamaConfig:
-        known, own = target.vocab_size, self.config.draft_vocab
-        if not 0 <= own <= known:
-            raise InputError(f"draft_vocab must lie between 0 (all) and {known}, got {own}")
         layer = super().network_config(target)
-        layer.draft_vocab_size = own or known
+        layer.draft_vocab_size = self.config.draft_vocab or target.vocab_size
         return layer
 
-    @property
-    def wants_token_counts(self) -> bool:
-        assert isinstance(self.network, Eagle3Network)
-        return not self.config.source and len(self.network.d2t) < self.target.vocab_size
-
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:
-        """Unless it was loaded: the most frequent tokens (of equal ones the lower ids), and for
-        each the target's own row as the first row of the head."""
+        """As others, and the target's own rows are the first of the head."""
+        super().choose_vocabulary(counts_V)
         network = self.network
         assert isinstance(network, Eagle3Network)
-        if self.config.source:
-            return
-        size = len(network.d2t)
-        if size == self.target.vocab_size:
-            counts_V = torch.zeros(size)
-        if counts_V is None:
-            raise InputError(
-                "draft_vocab keeps the tokens that answers hold most often, which is not known "
-                "before they are drawn: learn from a --store, or leave it out"
-            )
-        order_V = torch.argsort(counts_V, descending=True, stable=True)
-        ids_D = order_V[:size].sort().values.to(network.d2t.device)
-        network.d2t.copy_(ids_D - torch.arange(size, device=ids_D.device))
-        with torch.no_grad():
-            network.lm_head.weight.copy_(self.target.head_weight()[ids_D])
+        if not self.config.source:
+            with torch.no_grad():
+                network.lm_head.weight.copy_(self.target.head_weight()[network.target_ids])
 
     @classmethod
     def signals_of(cls, config: Any) -> Signals:
@@ -176,13 +153,7 @@ class Eagle3(FeatureDrafter):
     ) -> tuple[DraftPrediction, Rollout]:
         step = 0 if carry is None else carry.step
         prediction, after = super().forward(batch, carry)
-        network = self.network
-        assert isinstance(network, Eagle3Network)
-        narrow = None
-        if len(network.d2t) < self.target.vocab_size:
-            narrow = NarrowHead(ids_D=network.target_ids, head=network.own_logits)
-        weight = self.config.decay**step
-        return replace(prediction, feature_BTH=None, weight=weight, narrow=narrow), after
+        return replace(prediction, feature_BTH=None, weight=self.config.decay**step), after
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:

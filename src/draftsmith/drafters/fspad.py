@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
-from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, RMSNorm, SwiGLU
+from draftsmith.drafters.hidden.network import (
+    ConcatLinear,
+    FusionNetwork,
+    FusionParts,
+    RMSNorm,
+    SwiGLU,
+)
 
 
 class FeatureSampling(nn.Module):
@@ -26,6 +32,16 @@ class FeatureSampling(nn.Module):
         self.fc = ConcatLinear(2 * hidden, hidden)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
+
+    def parts(self) -> FusionParts:
+        mlp = self.mlp
+        return FusionParts(
+            fc=self.fc,
+            norm=self.post_attention_layernorm,
+            gate=mlp.gate_proj,
+            up=mlp.up_proj,
+            down=mlp.down_proj,
+        )
 
     def forward(self, embedded: Tensor, feature: Tensor) -> Tensor:
         mixed: Tensor = self.fc(embedded, feature)

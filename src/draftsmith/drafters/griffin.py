@@ -27,7 +27,7 @@ from transformers import LlamaConfig
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
 from draftsmith.drafters.hidden.drafter import AlignedDrafter
-from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, RMSNorm
+from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, FusionParts, RMSNorm
 from draftsmith.drafters.hidden.unroll import Rollout
 
 _PLACES = 1024
@@ -59,6 +59,15 @@ class TokenGuidedFusion(nn.Module):
         self.fc = ConcatLinear(2 * hidden, hidden)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
         self.mlp = Guidance(config)
+
+    def parts(self) -> FusionParts:
+        return FusionParts(
+            fc=self.fc,
+            norm=self.post_attention_layernorm,
+            both=self.mlp.input_layernorm,
+            up=self.mlp.up_proj,
+            down=self.mlp.down_proj,
+        )
 
     def forward(self, embedded: Tensor, feature: Tensor) -> Tensor:
         mixed: Tensor = self.fc(embedded, feature)

@@ -116,6 +116,9 @@ class _HeadReader:
     def __init__(self, heads: Heads, feature_BH: Tensor) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
 
+    def chain(self, steps: int) -> Tensor | None:
+        return None
+
     def root(self) -> Tensor:
         states_BH = self._heads.states(self._depth, self._feature_BH)
         return self._heads.logits(self._depth, states_BH)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.config import require
-from draftsmith.core.cache import KVCache, lay_out
+from draftsmith.core.cache import Block, KVCache, lay_out
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.transfer import to_device
@@ -26,6 +26,7 @@ from draftsmith.core.trees import depths, history_at, levels, sees, shape_parent
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
+from draftsmith.targets.native.engine import Runner
 
 
 class Reader(Protocol):
@@ -33,6 +34,11 @@ class Reader(Protocol):
 
     def root(self) -> Tensor:
         """[B, V] logits over the target's vocabulary, behind the last known token."""
+        ...
+
+    def chain(self, steps: int) -> Tensor | None:
+        """In place of `root` and `level`: [B, steps], a chain of the most probable tokens, all but
+        the last of which were fed; None: it has no faster way to one."""
         ...
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
@@ -55,6 +61,10 @@ class Vocabularies:
     """Target ids -> ids that the draft model is fed."""
     to_target: Callable[[Tensor], Tensor]
     """Draft logits [R, Vd] -> logits [R, size], -inf where the draft model has no token."""
+    known: int
+    """How many of the draft model's ids, the first ones, the target has."""
+    target_ids: Callable[[Tensor], Tensor] = lambda ids: ids
+    """Draft ids -> the target's."""
 
 
 class ModelReader:
@@ -75,18 +85,35 @@ class ModelReader:
         self._vocabularies = vocabularies
         self._depth = 0
 
+    def chain(self, steps: int) -> Tensor | None:
+        """See `Reader`."""
+        engine: Runner | None = getattr(self._model, "compiled", None)
+        if engine is None:
+            return None
+        fed, block = self._pending()
+        best_BN = engine.chain(
+            fed, block, steps, most=self._vocabularies.known, limit=self._model.max_length
+        )
+        return self._vocabularies.target_ids(best_BN)
+
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
+        fed, block = self._pending()
+        stay_inside(self._model, block)
+        counts_B = np.asarray(block.see_BTC)[:, -1].sum(-1)
+        logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
+        self._cache.commit(counts_B)
+        return self._vocabularies.to_target(logits_BNV[:, -1])
+
+    def _pending(self) -> tuple[np.ndarray, Block]:
+        """The last known tokens that the cache lacks, staged; what lies before them is fed."""
         pending: Sequence[Sequence[int]] = [
             self._vocabularies.to_draft(torch.tensor(row[int(have) :], dtype=torch.long)).tolist()
             for row, have in zip(self._known, self._cache.lengths_B, strict=True)
         ]
         pending = feed_beginning(self._model, self._cache, pending)
         fed, block = lay_out(self._cache, pending)
-        stay_inside(self._model, block)
-        logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
-        self._cache.commit(np.array([len(row) for row in pending]))
-        return self._vocabularies.to_target(logits_BNV[:, -1])
+        return fed, block
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         """See `Reader`; the parents' states are in the cache, so `above_BF` is not needed."""
@@ -197,6 +224,12 @@ class ChildSelection:
     noise: Noise
     texts: TextState
 
+    @property
+    def takes_best(self) -> bool:
+        """A chain holds the tokens of the highest logits, as they are."""
+        sampler = self.sampler
+        return self.choice == "greedy" and not (sampler.needs_history or sampler.logit_bias)
+
     def histories(
         self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
     ) -> list[History]:
@@ -228,14 +261,33 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
     """Draft a tree; its numbers stay where the reader's logits are. What lies deeper than a row may
     draft (`depth_B`) is padding.
 
-    A shape that follows the model takes its top tokens, whatever `how` asks for; so does every tree
-    at temperature 0, where a law is one token and draws would leave its siblings nothing.
+    A shape that follows the model takes its top tokens, whatever `how` asks for; so does every
+    draft at temperature 0, where a law is one token and draws would leave its siblings nothing.
     """
-    if how.sampler.temperature == 0 and not shape.is_chain:
+    if how.sampler.temperature == 0:
         how = replace(how, choice="greedy")
     if shape.is_dynamic:
         return grow_dynamic(reader, shape, depth_B)
+    if shape.is_chain and how.takes_best:
+        best_BN = reader.chain(shape.depth)
+        if best_BN is not None:
+            return _chain_of(best_BN, depth_B)
     return _grow_fixed(reader, shape, depth_B, how)
+
+
+def _chain_of(best_BN: Tensor, depth_B: np.ndarray) -> DraftTree:
+    """The chain that a reader drafted by itself: all but its last node were fed."""
+    rows, steps = best_BN.shape
+    template = np.arange(-1, steps - 1)
+    fed = np.arange(steps)
+    fed[-1] = -1
+    parents_BN = np.where(np.arange(steps) >= depth_B[:, None], PADDING, template)
+    return DraftTree(
+        tokens_BN=best_BN,
+        parents_BN=torch.from_numpy(parents_BN),
+        proposal=Proposal.OPAQUE,
+        fed_BN=torch.from_numpy(fed).repeat(rows, 1),
+    )
 
 
 def _grow_fixed(

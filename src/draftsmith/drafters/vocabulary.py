@@ -68,7 +68,7 @@ def padded(draft_size: int, target_size: int) -> Vocabularies:
     def to_draft(ids: Tensor) -> Tensor:
         return ids.clamp(max=common - 1) if target_size > common else ids
 
-    return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target)
+    return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target, known=common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,13 @@ class VocabularySubset:
         def to_draft(ids: Tensor) -> Tensor:
             return tables(ids.device)[1][ids]
 
-        return Vocabularies(size=target_size, to_draft=to_draft, to_target=to_target)
+        return Vocabularies(
+            size=target_size,
+            to_draft=to_draft,
+            to_target=to_target,
+            known=draft_size,
+            target_ids=lambda ids: tables(ids.device)[0][ids],
+        )
 
 
 _TAIL = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -70,6 +70,10 @@ class TargetView(_Described, Protocol):
 
     def head(self, hidden: Tensor) -> Tensor:
         """States after the final norm [.., H] -> logits [.., V], scale and soft-cap included."""
+        ...
+
+    def head_over(self, ids_D: Tensor) -> Callable[[Tensor], Tensor]:
+        """`head` over these tokens alone: [.., H] -> [.., D]."""
         ...
 
     def head_weight(self) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
@@ -55,9 +56,13 @@ from draftsmith.targets.support import (
 _log = logging.getLogger(__name__)
 
 
-def causal_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Hidden [.., H] -> logits [.., V], with the scale or soft-cap of the model's own forward."""
+def causal_head(model: PreTrainedModel, ids_D: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """Hidden [.., H] -> logits [.., V], with the scale or soft-cap of the model's own forward; of
+    the tokens `ids_D` alone where they are given."""
     head = model.get_output_embeddings()
+    if ids_D is not None:
+        bias = None if getattr(head, "bias", None) is None else head.bias[ids_D]
+        head = partial(F.linear, weight=head.weight[ids_D], bias=bias)
     config = model.config.get_text_config(decoder=True).to_dict()
     multiply = config.get("logit_scale") or 1.0  # Cohere
     divide = config.get("logits_scaling") or 1.0  # Granite
@@ -299,6 +304,11 @@ class HFTarget:
         return self._engine is not None
 
     @property
+    def compiled(self) -> Engine | None:
+        """The compiled engine, where it runs the forwards."""
+        return self._engine
+
+    @property
     def engine(self) -> str:
         """What runs its forwards: `transformers`, or the compiled engine with which weights."""
         if self._engine is None:
@@ -314,6 +324,9 @@ class HFTarget:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._logits(hidden)
+
+    def head_over(self, ids_D: Tensor) -> Callable[[Tensor], Tensor]:
+        return causal_head(self.model, ids_D)
 
     def head_weight(self) -> Tensor:
         weight: Tensor = self.model.get_output_embeddings().weight
@@ -427,6 +440,11 @@ class EmbeddingAndHead:
     def head(self, hidden: Tensor) -> Tensor:
         self._follow(hidden)
         return self._logits(hidden.to(self.head_weight().dtype)).to(self.dtype)
+
+    def head_over(self, ids_D: Tensor) -> Callable[[Tensor], Tensor]:
+        self._follow(ids_D)
+        logits, dtype = causal_head(self._model, ids_D), self.head_weight().dtype
+        return lambda hidden: logits(hidden.to(dtype)).to(self.dtype)
 
     def head_weight(self) -> Tensor:
         weight: Tensor = self._model.get_output_embeddings().weight

@@ -7,6 +7,7 @@ cache. A wrong mask, position, commit or rollback changes the law that comes out
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,9 @@ class TabularTarget:
     def head(self, hidden: Tensor) -> Tensor:
         # of tokens without probability: -inf times anything would be NaN
         return hidden @ self.table_CV.clamp(min=-100.0)
+
+    def head_over(self, ids_D: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda hidden: hidden @ self.table_CV[:, ids_D].clamp(min=-100.0)
 
     def head_weight(self) -> Tensor:
         return self.table_CV.T

@@ -34,6 +34,7 @@ from transformers import LlamaConfig
 from draftsmith.core.types import Signals
 from draftsmith.drafters.base import READING, TargetView, options_marked
 from draftsmith.drafters.config import drafter_manifest
+from draftsmith.drafters.hidden.network import target_ids
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, read_json, write_json_atomic
 from draftsmith.targets.hf import loading
@@ -134,11 +135,6 @@ def check_tensors(
     if D2T in found:
         _check_vocabulary(found[D2T], subset, target.vocab_size, folder)
     return found
-
-
-def target_ids(d2t: Tensor) -> Tensor:
-    """[Vd]: the target's id of each draft id, from the distances between them."""
-    return d2t.long() + torch.arange(len(d2t), device=d2t.device)
 
 
 def read_tensors(folder: Path, *, pickled: bool) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ from draftsmith.core.transfer import to_device
 from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
+    NarrowHead,
     RequestBatch,
     Signals,
     TrajectoryBatch,
@@ -64,8 +65,11 @@ from draftsmith.drafters.hidden.checkpoint import (
     save_network,
     target_facts,
 )
+from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
 from draftsmith.drafters.hidden.network import Network, draft_config
 from draftsmith.drafters.tree_growth import ChildSelection, grow
+from draftsmith.errors import InputError
+from draftsmith.targets.config import Weights
 from draftsmith.targets.hf import loading
 
 
@@ -163,14 +167,51 @@ class FeatureState(TextState):
 
 
 class PairReader:
-    """Reads settled pairs and then a draft tree, level by level (a `Reader`)."""
+    """Reads settled pairs and then a draft tree, level by level (a `Reader`).
 
-    def __init__(self, network: Network, target: TargetView, state: FeatureState) -> None:
+    Args:
+        engine: runs the network; None: PyTorch does.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        target: TargetView,
+        state: FeatureState,
+        engine: PairEngine | None = None,
+    ) -> None:
         self._network, self._target, self._state = network, target, state
+        self._engine = engine
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
+    def chain(self, steps: int) -> Tensor | None:
+        """See `Reader`."""
+        engine = self._engine
+        if engine is None:
+            return None
+        tokens_BP, feature_BPS, block = self._pending()
+        best_BN = engine.chain(
+            tokens_BP,
+            block,
+            steps,
+            most=engine.model.head.rows,
+            limit=self._target.max_length,
+            feature_BPH=feature_BPS,
+            token_of_V=engine.token_of_V,
+        )
+        return best_BN if engine.token_of_V is None else engine.token_of_V[best_BN]
+
     def root(self) -> Tensor:
+        tokens_BP, feature_BPS, block = self._pending()
+        predict, regress = self._read(torch.from_numpy(tokens_BP), feature_BPS, block, keep=1)
+        counts_B = np.asarray(block.see_BTC)[:, -1].sum(-1)
+        self._state.cache.commit(counts_B)
+        self._above_BTH = regress[:, -1:]
+        return predict[:, -1]
+
+    def _pending(self) -> tuple[np.ndarray, Tensor, Block]:
+        """Settled pairs that are not read yet: tokens, features, where they are staged."""
         state = self._state
         pairs = state.features.lengths_B
         # every row reads at least its last pair, because the root's state is not kept
@@ -181,12 +222,7 @@ class PairReader:
             for row, first, count in zip(state.known, start, pairs, strict=True)
         ]
         tokens_BP, block = lay_out(state.cache, pending)
-        predict, regress = self._read(
-            torch.from_numpy(tokens_BP), state.features.right_aligned(start), block
-        )
-        state.cache.commit(pairs - start)
-        self._above_BTH = regress[:, -1:]
-        return self._network.logits(predict[:, -1], self._target)
+        return tokens_BP, state.features.right_aligned(start), block
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)
@@ -194,12 +230,24 @@ class PairReader:
         block = self._state.cache.stage(depth_BF, see_BFC)
         index = to_device(above_BF, self._above_BTH.device)[..., None]
         feature_BFH = self._above_BTH.gather(1, index.expand(-1, -1, self._above_BTH.shape[2]))
-        predict, self._above_BTH = self._read(tokens_BF, feature_BFH, block)
-        return self._network.logits(predict, self._target)
+        logits_BFV, self._above_BTH = self._read(
+            tokens_BF, feature_BFH, block, keep=tokens_BF.shape[1]
+        )
+        return logits_BFV
 
-    def _read(self, tokens_BT: Tensor, feature_BTS: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, tokens_BT: Tensor, feature_BTS: Tensor, block: Block, *, keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [B, keep, V] behind the last pairs, and the states of all to go on with."""
         if self._target.max_length is not None:
             block.stop_at(self._target.max_length - 1)
+        if self._engine is not None:
+            out = self._engine.forward(
+                tokens_BT, block, keep, Signals(last_hidden=True), feature_BTS
+            )
+            assert out.signals_BTS is not None
+            wide = self._network.widened(out.logits_BNV, self._target.vocab_size)
+            return wide, out.signals_BTS
         device = feature_BTS.device
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -208,25 +256,24 @@ class PairReader:
             return attend_fused(q, keys, values, mask, scale=q.shape[-1] ** -0.5)
 
         embedded = self._target.embed(to_device(tokens_BT, device))
-        out: tuple[Tensor, Tensor] = self._network(
-            embedded, feature_BTS, block.positions(device), attend
-        )
-        return out
+        predict, regress = self._network(embedded, feature_BTS, block.positions(device), attend)
+        return self._network.logits(predict[:, -keep:], self._target), regress
+
+
+def layer_spec(layer: LlamaConfig, target: TargetView) -> KVSpec:
+    """What the cache of a draft layer stores where PyTorch runs it."""
+    shape = (layer.num_key_value_heads, layer.head_dim, layer.head_dim)
+    return KVSpec(layers=(shape,), dtype=target.dtype, device=target.device)
 
 
 def new_state(
     known: Sequence[Sequence[int]],
     target: TargetView,
-    config: LlamaConfig,
+    spec: KVSpec,
     width: int,
     capacity: int,
 ) -> FeatureState:
-    """A blank state. `config`: of the draft layer; `width`: of the target's features."""
-    spec = KVSpec(
-        layers=((config.num_key_value_heads, config.head_dim, config.head_dim),),
-        dtype=target.dtype,
-        device=target.device,
-    )
+    """A blank state. `spec`: of the draft layer's cache; `width`: of the target's features."""
     rows = [list(row) for row in known]
     return FeatureState(
         cache=KVCache(spec, len(rows), capacity),
@@ -342,6 +389,11 @@ class FeatureDrafter(TrainedDrafter):
         """Training: uniform noise on features, of this width times 512 / tokens of the text."""
         seed: int = field(default=0, metadata=STRUCTURE)
         """Keys the first weights of a network that is trained from nothing."""
+        draft_vocab: int = field(default=0, metadata=STRUCTURE)
+        """Training: knows so many tokens, those that answers hold most often; 0: all."""
+        weights: Weights = field(default="auto", metadata=READING)
+        """Format that the compiled engine computes the network in: no output depends on it. auto:
+        int8 beside a target in 4 or 8 bits, else the target's."""
 
         def __post_init__(self) -> None:
             at_least(0, noise=self.noise, seed=self.seed)
@@ -356,6 +408,10 @@ class FeatureDrafter(TrainedDrafter):
     network_class: ClassVar[type[Network]]
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self._compiled: tuple[Any, PairEngine | None] | None = None
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:
         layer, source = self.network_config(target), Path(self.config.source)
@@ -373,16 +429,23 @@ class FeatureDrafter(TrainedDrafter):
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         """The configuration of an untrained network for this target."""
-        return draft_config(target.config)
+        known, own = target.vocab_size, self.config.draft_vocab
+        if not 0 <= own <= known:
+            raise InputError(f"draft_vocab must lie between 0 (all) and {known}, got {own}")
+        layer = draft_config(target.config)
+        if own:
+            layer.draft_vocab_size = own
+        return layer
 
     # ------------------------------------------------------------------ drafting
 
     def start(self, request: RequestBatch) -> DraftState:
         longest = max(len(row) for row in request.tokens) + request.max_new_tokens
+        engine = self._engine()
         return new_state(
             request.tokens,
             self.target,
-            self.layer,
+            layer_spec(self.layer, self.target) if engine is None else engine.spec,
             self._signal_width(),
             longest + self.default_shape.num_nodes,
         )
@@ -400,7 +463,7 @@ class FeatureDrafter(TrainedDrafter):
         depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
         if not depth_B.any():
             return DraftTree.empty(len(state.known))
-        reader = PairReader(self.network, self.target, state)
+        reader = PairReader(self.network, self.target, state, self._engine())
         how = ChildSelection(self.config.proposal, sampler, noise, state)
         tree = grow(reader, shape, depth_B, how)
         state.cache.rollback()
@@ -411,6 +474,13 @@ class FeatureDrafter(TrainedDrafter):
         state.advance(accepted)
         return state
 
+    def _engine(self) -> PairEngine | None:
+        """The network in the compiled engine, made again where its weights have changed."""
+        made_of = (self.target, *(one._version for one in self.network.parameters()))
+        if self._compiled is None or self._compiled[0] != made_of:
+            self._compiled = (made_of, pair_engine(self.network, self.target, self.config.weights))
+        return self._compiled[1]
+
     def _signal_width(self) -> int:
         return int(self.target.config.hidden_size)
 
@@ -420,7 +490,35 @@ class FeatureDrafter(TrainedDrafter):
         self, batch: TrajectoryBatch, carry: unroll.Rollout | None
     ) -> tuple[DraftPrediction, unroll.Rollout]:
         now = self._begin(batch) if carry is None else carry
-        return unroll.advance(self.network, self.target, batch, now, keep=self.keeps_steps)
+        network, target = self.network, self.target
+        prediction, after = unroll.advance(network, target, batch, now, keep=self.keeps_steps)
+        ids_D = network.target_ids
+        if ids_D is not None and len(ids_D) < target.vocab_size:
+            narrow = NarrowHead(ids_D=ids_D, head=lambda one: network.own_logits(one, target))
+            prediction = replace(prediction, narrow=narrow)
+        return prediction, after
+
+    @property
+    def wants_token_counts(self) -> bool:
+        ids_D = self.network.target_ids
+        return not self.config.source and ids_D is not None and len(ids_D) < self.target.vocab_size
+
+    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
+        """Unless it was loaded: the most frequent tokens, of equal ones the lower ids."""
+        ids_D = self.network.target_ids
+        if self.config.source or ids_D is None:
+            return
+        size = len(ids_D)
+        if size == self.target.vocab_size:
+            counts_V = torch.zeros(size)
+        if counts_V is None:
+            raise InputError(
+                "draft_vocab keeps the tokens that answers hold most often, which is not known "
+                "before they are drawn: learn from a --store, or leave it out"
+            )
+        order_V = torch.argsort(counts_V, descending=True, stable=True)
+        chosen_D = order_V[:size].sort().values.to(ids_D.device)
+        self.network.d2t.copy_(chosen_D - torch.arange(size, device=ids_D.device))
 
     def _begin(self, batch: TrajectoryBatch) -> unroll.Rollout:
         return unroll.begin(batch, self.config.noise if self.training else 0.0)

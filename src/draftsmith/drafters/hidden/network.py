@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -98,8 +99,23 @@ class Attention(nn.Module):
         return out
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusionParts:
+    """Modules of a fusion by what they do (`Fusion` of engine.cpp), for the compiled engine."""
+
+    fc: nn.Linear
+    norm: nn.Module | None = None
+    both: nn.Module | None = None
+    gate: nn.Linear | None = None
+    up: nn.Linear | None = None
+    down: nn.Linear | None = None
+
+
 class ConcatLinear(nn.Linear):
     """W [a ; b ; ...] + b: a linear layer that reads its inputs side by side."""
+
+    def parts(self) -> FusionParts:
+        return FusionParts(fc=self)
 
     def forward(self, *parts: Tensor) -> Tensor:
         return super().forward(torch.cat(parts, dim=-1))
@@ -112,6 +128,10 @@ class Rotary(nn.Module):
         super().__init__()
         # outside the module tree: frequencies stay float32 whatever the weights become
         self._rotary = [LlamaRotaryEmbedding(config)]
+
+    @property
+    def module(self) -> LlamaRotaryEmbedding:
+        return self._rotary[0]
 
     def forward(self, positions_BT: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         rotary = self._rotary[0].to(like.device)
@@ -173,18 +193,44 @@ class Network(nn.Module, abc.ABC):
     ) -> tuple[Tensor, Tensor]:
         """(states to predict from, states to go on with), [B, T, H] each."""
 
+    @property
+    def target_ids(self) -> Tensor | None:
+        """[Vd]: the target's id of each draft id, upwards; None: it knows all tokens."""
+        return None
+
+    @abc.abstractmethod
+    def own_logits(self, predict: Tensor, target: TargetView) -> Tensor:
+        """[.., Vd] over the draft vocabulary."""
+
     def logits(self, predict: Tensor, target: TargetView) -> Tensor:
-        """[.., V] over the target's vocabulary; most borrow its head."""
-        return target.head(predict)
+        """[.., V] over the target's vocabulary."""
+        return self.widened(self.own_logits(predict, target), target.vocab_size)
+
+    def widened(self, own: Tensor, vocab_size: int) -> Tensor:
+        """[.., Vd] -> [.., V], -inf for the tokens that it does not know."""
+        ids_D = self.target_ids
+        if ids_D is None or own.shape[-1] == vocab_size:
+            return own
+        wide = own.new_full((*own.shape[:-1], vocab_size), -torch.inf)
+        return wide.index_copy(-1, ids_D, own)
 
 
 class FusionNetwork(Network):
     """A fusion and one layer; the attributes are named as in the released checkpoints."""
 
+    d2t: Tensor | None
+    """[Vd] int64, as EAGLE-3's: a draft id's distance to the target's id; None: it knows all."""
+
     def __init__(self, config: LlamaConfig, fusion: nn.Module, *, halves: int = 1) -> None:
         """`fusion(embedded, feature)` gives what the layer reads; `halves`: see `DraftLayer`."""
         super().__init__(config)
-        self.fc = fusion
+        size = getattr(config, "draft_vocab_size", None) or config.vocab_size
+        known = torch.zeros(size, dtype=torch.long) if size < config.vocab_size else None
+        self.register_buffer("d2t", known)
+        self.config = config
+        # the target's head over the draft vocabulary, and what it was made of
+        self._narrow: tuple[Any, Callable[[Tensor], Tensor]] | None = None
+        self.fc: Any = fusion
         self.layers = nn.ModuleList([DraftLayer(config, halves)])
         self.rotary = Rotary(config)
 
@@ -194,3 +240,27 @@ class FusionNetwork(Network):
         mixed = self.fc(embedded_BTH, feature_BTS)
         out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
         return out
+
+    @property
+    def compiles(self) -> bool:
+        """The compiled engine can run it."""
+        return hasattr(self.fc, "parts")
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        return None if self.d2t is None else target_ids(self.d2t)
+
+    def own_logits(self, predict: Tensor, target: TargetView) -> Tensor:
+        ids_D = self.target_ids
+        if ids_D is None:
+            return target.head(predict)
+        assert self.d2t is not None
+        made_of = (target, self.d2t._version, predict.device)
+        if self._narrow is None or self._narrow[0] != made_of:
+            self._narrow = (made_of, target.head_over(ids_D))
+        return self._narrow[1](predict)
+
+
+def target_ids(d2t: Tensor) -> Tensor:
+    """[Vd]: the target's id of each draft id, from the distances between them."""
+    return d2t.long() + torch.arange(len(d2t), device=d2t.device)

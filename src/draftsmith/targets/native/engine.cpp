@@ -112,6 +112,34 @@ class Team {
   void* what_ = nullptr;
 };
 
+// All engines of a process share their threads: those of a second one would only wait, turning, on
+// the processors that the first needs (a draft model beside its target).
+struct Crew {
+  const long process = getpid();
+  std::mutex busy;  // callers take turns
+  std::unique_ptr<Team> team;
+  std::unique_ptr<Meeting> meeting;
+
+  void gather(int threads) {
+    if (team && team->members() == threads) return;
+    team = std::make_unique<Team>(threads);
+    meeting = std::make_unique<Meeting>(threads);
+  }
+
+  // A fork has none of the threads, and perhaps a lock that nobody will open: it gets a crew of its
+  // own. None is ever freed: threads end with their process.
+  static Crew& here() {
+    static std::atomic<Crew*> all{nullptr};
+    Crew* known = all.load(std::memory_order_acquire);
+    while (!known || known->process != getpid()) {
+      Crew* made = new Crew;
+      if (all.compare_exchange_strong(known, made, std::memory_order_acq_rel)) return *made;
+      delete made;  // another thread was first
+    }
+    return *known;
+  }
+};
+
 struct Range {
   int from, to;
 };
@@ -126,16 +154,30 @@ struct Layer {
   Matrix qkv, out, gate_up, down;                     // gate_up: panels of gate and up by turns
 };
 
+// How a drafter makes what its layer reads of a token's embedding e and a state f, both H wide
+// (drafters/hidden). Matrices without data are not there:
+//
+//   h = fc [e ; f]                                            fc alone: EAGLE, HASS
+//   x = h + down silu(up [both(norm h) ; both(e)])            without gate: GRIFFIN
+//   x = h + down (silu(gate e) * up (norm h))                 FSPAD
+struct Fusion {
+  const float *norm, *both;
+  Matrix fc, gate, up, down;
+};
+
 struct Model {
   int32_t layers, hidden, heads, kv_heads, width, mlp;
+  int32_t halves;  // 2: the last layer gives a state to predict from and one to go on with
   float eps, scale;
   const Layer* layer;
-  const float* norm_out;
+  const float* norm_out;  // or null
   Matrix embedding, head;
+  Fusion fusion;  // without fc: a language model
 };
 
 struct Call {
   int32_t threads, tokens, num_logits, num_signals, last_hidden;
+  const float* feature;  // [tokens, hidden], of a drafter
   const int64_t* token;
   const int32_t *position, *row, *slot, *committed;
   const int32_t *seen_from, *seen;  // staged columns that a token sees, ascending, itself the last
@@ -147,6 +189,15 @@ struct Call {
   const int32_t* signal_at;                       // layers whose outputs are wanted
   float* signal;                // [tokens, (signals + last_hidden) hidden]
   const float *cosine, *sine;   // [positions, width / 2]
+};
+
+// A chain of the most probable tokens, drafted behind the tokens of a `Call`.
+struct Chain {
+  int32_t rows, steps, vocab;         // vocab: rows of the head that count
+  const int32_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again
+  const int32_t* committed;           // [rows], once the call's tokens are
+  const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
+  int64_t* best;                      // [rows, steps] rows of the head
 };
 
 constexpr int CHUNK = 64;  // tokens that pass a layer together
@@ -223,11 +274,10 @@ static void read_row(const Matrix& m, int64_t r, float* out) {
 struct Engine {
   Model model;
   std::vector<Layer> layers;
-  std::unique_ptr<Team> team;
-  std::unique_ptr<Meeting> meeting;
-  long process = 0;  // whose threads these are: a fork has none of them
-  std::mutex busy;   // two callers take turns
+  Team* team = nullptr;
+  Meeting* meeting = nullptr;
   std::vector<float> hidden, normed, qkv, mixed, inner;
+  std::vector<float> pair, regress, state, found;  // of drafters and chains
 
   struct Own {  // of one thread
     std::vector<int8_t> q;
@@ -238,23 +288,26 @@ struct Engine {
   std::vector<float> scale, total;
 
   explicit Engine(const Model& given) : model(given), layers(given.layer, given.layer + given.layers) {
-    const int most = std::max(std::max(model.hidden, model.mlp), model.heads * model.width);
+    const bool pairs = model.fusion.fc.data;
+    int most = std::max(std::max(model.hidden, model.mlp), model.heads * model.width);
+    if (pairs) most = std::max(most, 2 * model.hidden);
     hidden.resize((size_t)CHUNK * model.hidden);
     normed.resize((size_t)CHUNK * most);
     qkv.resize((size_t)CHUNK * layers[0].qkv.panels() * LANES);
     mixed.resize((size_t)CHUNK * model.heads * model.width);
     inner.resize((size_t)CHUNK * model.mlp);
+    if (pairs) pair.resize((size_t)CHUNK * 2 * model.hidden);
+    if (model.halves == 2) regress.resize(hidden.size());
     q.resize((size_t)CHUNK * most);
     scale.resize((size_t)CHUNK * most / 16);
     total.resize((size_t)CHUNK * most / 16);
   }
 
-  void gather(int threads) {
-    if (team && process == getpid() && team->members() == threads) return;
-    if (team && process != getpid()) team.release();  // there is nobody to wait for
-    team = std::make_unique<Team>(threads);
-    meeting = std::make_unique<Meeting>(threads);
-    process = getpid();
+  void gather(Crew& crew, int threads) {
+    crew.gather(threads);
+    team = crew.team.get();
+    meeting = crew.meeting.get();
+    if ((int)own.size() >= threads) return;
     own.resize(threads);
     const size_t most = q.size() / CHUNK;
     for (auto& one : own) {
@@ -302,6 +355,50 @@ struct Engine {
       float* to = hidden.data() + (size_t)t * model.hidden + r;
       store(to, load(to) + v);
     });
+  }
+
+  // What the layer of a drafter reads of tokens and states, to `hidden`.
+  void fuse(int member, const Call& c, int first, int tokens) {
+    const Fusion& f = model.fusion;
+    const int H = model.hidden;
+    const Range some = share(tokens, member, team->members());
+    auto e = [&](int t) { return pair.data() + (size_t)t * 2 * H; };
+    for (int t = some.from; t < some.to; ++t) {
+      read_row(model.embedding, c.token[first + t], e(t));
+      std::memcpy(e(t) + H, c.feature + (size_t)(first + t) * H, 4 * H);
+    }
+    meeting->wait();
+    {
+      Input in = ready(member, f.fc, pair.data(), tokens, nullptr);
+      product(member, f.fc, in, tokens, 1, [&](int t, int r, F v) { store(hidden.data() + (size_t)t * H + r, v); });
+    }
+    meeting->wait();
+    if (!f.down.data) return;
+    auto silu = [](F v) { return v / (all(1.0f) + exp(zero() - v)); };
+    auto to = [&](int t, int r) { return inner.data() + (size_t)t * model.mlp + r; };
+    if (f.gate.data) {
+      // e lies in rows of 2 H: moved together, first rows first
+      if (member == 0)
+        for (int t = 1; t < tokens; ++t) std::memmove(pair.data() + (size_t)t * H, e(t), 4 * H);
+      meeting->wait();
+      Input in = ready(member, f.gate, pair.data(), tokens, nullptr);
+      product(member, f.gate, in, tokens, 1, [&](int t, int r, F v) { store(to(t, r), silu(v)); });
+      meeting->wait();
+      in = ready(member, f.up, hidden.data(), tokens, f.norm);
+      product(member, f.up, in, tokens, 1, [&](int t, int r, F v) { store(to(t, r), load(to(t, r)) * v); });
+    } else {
+      for (int t = some.from; t < some.to; ++t) {
+        normalise(e(t), f.both, model.eps, H, e(t) + H);
+        normalise(hidden.data() + (size_t)t * H, f.norm, model.eps, H, e(t));
+        normalise(e(t), f.both, model.eps, H, e(t));
+      }
+      meeting->wait();
+      Input in = ready(member, f.up, pair.data(), tokens, nullptr);
+      product(member, f.up, in, tokens, 1, [&](int t, int r, F v) { store(to(t, r), silu(v)); });
+    }
+    meeting->wait();
+    add(member, f.down, inner, tokens);
+    meeting->wait();
   }
 
   // Queries in the order (shared head, token, its heads): neighbours read the same keys.
@@ -383,17 +480,36 @@ struct Engine {
         }
       });
     }
+    const bool two = model.halves == 2 && number == model.layers - 1;
+    if (two) {
+      const Range some = share(tokens, member, team->members());
+      std::memcpy(regress.data() + (size_t)some.from * model.hidden, hidden.data() + (size_t)some.from * model.hidden,
+                  (size_t)4 * model.hidden * (some.to - some.from));
+    }
     meeting->wait();
-    add(member, l.down, inner, tokens);
+    if (two) {
+      Input in = ready(member, l.down, inner.data(), tokens, nullptr);
+      product(member, l.down, in, tokens, 1, [&](int t, int r, F v) {
+        const bool second = r >= model.hidden;
+        float* to = (second ? regress : hidden).data() + (size_t)t * model.hidden + r - second * model.hidden;
+        store(to, load(to) + v);
+      });
+    } else {
+      add(member, l.down, inner, tokens);
+    }
     meeting->wait();
   }
 
   void chunk(int member, const Call& c, int first, int tokens, int& done) {
     const int H = model.hidden, kinds = c.num_signals + c.last_hidden;
     Range some = share(tokens, member, team->members());
-    for (int t = some.from; t < some.to; ++t)
-      read_row(model.embedding, c.token[first + t], hidden.data() + (size_t)t * H);
-    meeting->wait();
+    if (model.fusion.fc.data) fuse(member, c, first, tokens);
+    else {
+      for (int t = some.from; t < some.to; ++t)
+        read_row(model.embedding, c.token[first + t], hidden.data() + (size_t)t * H);
+      meeting->wait();
+    }
+    const float* goes_on = (model.halves == 2 ? regress : hidden).data();
     for (int number = 0; number < model.layers; ++number) {
       layer_forward(member, c, number, first, tokens);
       for (int s = 0; s < c.num_signals; ++s)
@@ -402,17 +518,22 @@ struct Engine {
             std::memcpy(c.signal + ((size_t)(first + t) * kinds + s) * H, hidden.data() + (size_t)t * H, 4 * H);
     }
     if (c.last_hidden)
-      for (int t = some.from; t < some.to; ++t)
-        normalise(hidden.data() + (size_t)t * H, model.norm_out, model.eps, H,
-                  c.signal + ((size_t)(first + t) * kinds + c.num_signals) * H);
+      for (int t = some.from; t < some.to; ++t) {
+        float* to = c.signal + ((size_t)(first + t) * kinds + c.num_signals) * H;
+        if (model.norm_out) normalise(goes_on + (size_t)t * H, model.norm_out, model.eps, H, to);
+        else std::memcpy(to, goes_on + (size_t)t * H, 4 * H);
+      }
     int upto = done;
     while (upto < c.num_logits && c.logit_at[upto] < first + tokens) ++upto;
     const int wanted = upto - done;
     if (wanted) {
       meeting->wait();  // before rows are moved
       if (member == 0)
-        for (int i = 0; i < wanted; ++i)  // never forward: in place
-          std::memmove(hidden.data() + (size_t)i * H, hidden.data() + (size_t)(c.logit_at[done + i] - first) * H, 4 * H);
+        for (int i = 0; i < wanted; ++i) {  // never forward: in place
+          const size_t from = (size_t)(c.logit_at[done + i] - first) * H;
+          if (!state.empty()) std::memcpy(state.data() + (size_t)(done + i) * H, goes_on + from, 4 * H);
+          std::memmove(hidden.data() + (size_t)i * H, hidden.data() + from, 4 * H);
+        }
       meeting->wait();
       Input in = ready(member, model.head, hidden.data(), wanted, model.norm_out);
       const size_t padded = (size_t)model.head.panels() * LANES;
@@ -422,14 +543,62 @@ struct Engine {
     done = upto;
   }
 
-  void forward(const Call& call) {
-    std::lock_guard<std::mutex> guard(busy);
-    gather(call.threads);
+  void run(const Call& call) {
     team->run([&](int member) {
       int done = 0;
       for (int first = 0; first < call.tokens; first += CHUNK)
         chunk(member, call, first, std::min(CHUNK, call.tokens - first), done);
     });
+  }
+
+  void forward(const Call& call) {
+    Crew& crew = Crew::here();
+    std::lock_guard<std::mutex> guard(crew.busy);
+    gather(crew, call.threads);
+    state.clear();
+    run(call);
+  }
+
+  //   step       0                     1                  2
+  //   fed        the call's tokens     best of step 0     best of step 1
+  //   sees       what they see         committed, itself  committed, that of step 1, itself
+  void chain(Call call, const Chain& chain) {
+    Crew& crew = Crew::here();
+    std::lock_guard<std::mutex> guard(crew.busy);
+    gather(crew, call.threads);
+    const int rows = chain.rows, again = chain.steps - 1, H = model.hidden;
+    const size_t padded = (size_t)model.head.panels() * LANES;
+    found.resize(rows * padded);
+    state.resize(model.fusion.fc.data ? (size_t)rows * H : 0);
+    std::vector<float> feature(state.size());
+    std::vector<int64_t> token(rows);
+    std::vector<int32_t> position(rows), row(rows), slot(rows), from(rows + 1), seen, at(rows);
+    for (int b = 0; b < rows; ++b) row[b] = at[b] = b;
+    call.logits = found.data();
+    for (int step = 0;; ++step) {
+      run(call);
+      for (int b = 0; b < rows; ++b) {
+        const float* score = found.data() + b * padded;
+        const int64_t best = std::max_element(score, score + chain.vocab) - score;
+        chain.best[(size_t)b * chain.steps + step] = best;
+        token[b] = chain.token_of ? chain.token_of[best] : best;
+      }
+      if (step == again) return;
+      seen.clear();
+      for (int b = 0; b < rows; ++b) {
+        const int32_t* columns = chain.slot + (size_t)b * again;
+        position[b] = chain.position[(size_t)b * again + step];
+        slot[b] = columns[step];
+        seen.insert(seen.end(), columns, columns + step + 1);
+        from[b + 1] = (int32_t)seen.size();
+      }
+      feature = state;
+      call.tokens = call.num_logits = rows;
+      call.token = token.data(), call.position = position.data(), call.row = row.data();
+      call.slot = slot.data(), call.committed = chain.committed;
+      call.seen_from = from.data(), call.seen = seen.data();
+      call.feature = feature.data(), call.logit_at = at.data();
+    }
   }
 };
 
@@ -439,6 +608,7 @@ int ds_lanes() { return LANES; }
 Engine* ds_open(const Model* model) { return new Engine(*model); }
 void ds_close(Engine* engine) { delete engine; }
 void ds_forward(Engine* engine, const Call* call) { engine->forward(*call); }
+void ds_chain(Engine* engine, const Call* call, const Chain* chain) { engine->chain(*call, *chain); }
 
 void* ds_allocate(size_t bytes) {
   const size_t page = 1 << 21, whole = (bytes + page - 1) / page * page;

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftsmith.core.cache import Block, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.provenance import free_memory_bytes
-from draftsmith.targets.native.library import Call, Layer, Model, address
+from draftsmith.targets.native.library import Call, Chain, Layer, Model
 from draftsmith.targets.native.weights import (
     GROUP,
     LANES,
@@ -56,8 +56,12 @@ def why_not(model: Any, windows: Sequence[int | None], form: str) -> str | None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in STATIC_ROPE:
         return f"its rotary embedding ({rope}) changes with the length of the text"
+    return unfit(config, model.model.layers[0].self_attn.head_dim, form)
+
+
+def unfit(config: Any, width: int, form: str) -> str | None:
+    """Why a layer of these measures, with heads of `width`, cannot be run; None: it can."""
     step = LANES if form in ("float32", "bfloat16") else GROUP
-    width = model.model.layers[0].self_attn.head_dim
     for what, size, of in (
         ("hidden size", config.hidden_size, step),
         ("MLP", config.intermediate_size, step),
@@ -81,56 +85,42 @@ def too_large(model: Any, form: str) -> str | None:
     return None
 
 
-class Engine:
-    """Runs forwards of `model`, whose weights are copied into the extension's memory.
-
-    Args:
-        model: a transformers model for which `why_not` is None.
-        form: one of `FORMATS`.
-        stored: blocks that a file holds, for `int4` and `int8`: taken as they are.
+class Runner:
+    """Matrices in the extension's memory, and forwards through them; subclasses bring the model.
 
     Raises:
         NotBuilt: the extension cannot be built here.
     """
 
-    def __init__(self, model: Any, form: str, *, stored: Stored | None = None) -> None:
+    spec: KVSpec
+    """What a cache for it stores."""
+    model: Model
+
+    def __init__(
+        self, form: str, rotary: Any, *, stored: Stored | None = None, named: Any = None
+    ) -> None:
+        """`rotary`: the module that gives cosines and sines; `named`: whose layers `stored` has."""
         self._lib = usable_library()
         self.form = form
         self.instructions = self._lib.instructions
         self._stored = stored or (lambda name: None)
-        self._names = {module: name for name, module in model.named_modules()}
+        layers = () if named is None else named.named_modules()
+        self._names = {module: name for name, module in layers}
         self._held: list[Memory] = []
         self._matrices: list[PackedMatrix] = []
-        config, decoder = model.config, model.model
-        attention = decoder.layers[0].self_attn
-        self._hidden: int = config.hidden_size
-        self._vocab: int = model.get_output_embeddings().weight.shape[0]
-        self._rotary = decoder.rotary_emb
+        self._rotary = rotary
         self._turns = np.zeros((0, 0), dtype=np.float32), np.zeros((0, 0), dtype=np.float32)
-        kv_heads, width = config.num_key_value_heads, attention.head_dim
-        self._layers = (Layer * len(decoder.layers))(*map(self._layer, decoder.layers))
-        head = self._packed([model.get_output_embeddings()], in_blocks=GROUP)
-        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        embedding = head if tied else self._packed([model.get_input_embeddings()], in_blocks=GROUP)
-        self.model = Model(
-            layers=len(self._layers),
-            hidden=self._hidden,
-            heads=config.num_attention_heads,
-            kv_heads=kv_heads,
-            width=width,
-            mlp=config.intermediate_size,
-            eps=config.rms_norm_eps,
-            scale=attention.scaling,
-            layer=self._layers,
-            norm_out=self._vector(decoder.norm.weight),
-            embedding=embedding,
-            head=head,
-        )
-        self._at = self._lib.c.ds_open(ctypes.byref(self.model))
+
+    def _open(self, model: Model) -> None:
+        """The last step of making it: all weights are in `model`."""
+        self.model = model
+        self._head_rows = -(-model.head.rows // LANES) * LANES
+        self._at = self._lib.c.ds_open(ctypes.byref(model))
         weakref.finalize(self, self._lib.c.ds_close, self._at)
+        kv_heads, width = model.kv_heads, model.width
         self.spec = KVSpec(
-            layers=((kv_heads, width, width),) * len(self._layers),
-            dtype=torch.float32 if form == "float32" else torch.bfloat16,
+            layers=((kv_heads, width, width),) * model.layers,
+            dtype=torch.float32 if self.form == "float32" else torch.bfloat16,
             device=torch.device("cpu"),
         )
         del self._names, self._stored
@@ -156,7 +146,7 @@ class Engine:
     def _layer(self, layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         return Layer(
-            norm_in=self._vector(layer.input_layernorm.weight),
+            norm_in=self._vector(_weight(layer, "input_layernorm")),
             norm_mlp=self._vector(layer.post_attention_layernorm.weight),
             norm_q=self._vector(_weight(attention, "q_norm")),
             norm_k=self._vector(_weight(attention, "k_norm")),
@@ -166,9 +156,11 @@ class Engine:
             down=self._packed([mlp.down_proj]),
         )
 
-    def _packed(self, linears: Sequence[Any], *, by_turns: bool = False, in_blocks: int = 0) -> Any:
+    def _packed(
+        self, linears: Sequence[Any], *, by_turns: bool = False, in_blocks: bool = False
+    ) -> Any:
         """Layers with one input as one matrix: rows below each other, or panels of two by turns."""
-        blocks = [self._usable(self._stored(self._names[linear])) for linear in linears]
+        blocks = [self._usable(self._stored(self._names.get(linear, ""))) for linear in linears]
         biases = [getattr(linear, "bias", None) for linear in linears]
         sizes = [linear.weight.shape[0] for linear in linears]
         order: Any = slice(None)
@@ -208,61 +200,147 @@ class Engine:
 
     # ------------------------------------------------------------------ forward
 
-    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
-        """As `Target.forward`; logits and signals in float32."""
-        rows, width = tokens_BT.shape
-        token = np.ascontiguousarray(np.asarray(tokens_BT), dtype=np.int64)
-        position = np.ascontiguousarray(np.asarray(block.positions_BT), dtype=np.int32)
-        see_BTC = np.asarray(block.see_BTC)
-        row, _, column = np.nonzero(see_BTC)
-        seen = block.columns_BC[row, column].astype(np.int32)
-        seen_from = np.zeros(rows * width + 1, dtype=np.int32)
-        np.cumsum(see_BTC.sum(-1).reshape(-1), out=seen_from[1:])
-        if isinstance(block.slots_BT, int):
-            slot = np.tile(np.arange(block.slots_BT, block.slots_BT + width, dtype=np.int32), rows)
-        else:
-            slot = np.ascontiguousarray(block.slots_BT, dtype=np.int32)
-        at = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-        row_of = np.repeat(np.arange(rows, dtype=np.int32), width)
-        committed = block.lengths_B.astype(np.int32).repeat(width)
-        logit_at = np.ascontiguousarray(at[:, -keep:])
-        logits = torch.empty((rows, keep, -(-self._vocab // LANES) * LANES))
+    def forward(
+        self,
+        tokens_BT: Tensor | np.ndarray,
+        block: Block,
+        keep: int,
+        signals: Signals,
+        feature_BTH: Tensor | None = None,
+    ) -> TargetOutput:
+        """As `Target.forward`; logits and signals in float32. `feature_BTH`: the states that a
+        drafter reads beside the tokens."""
         layers = np.array(signals.layers, dtype=np.int32)
-        kinds = len(layers) + signals.last_hidden
-        signal = torch.empty((rows, width, kinds * self._hidden))
-        cosine, sine = self._rotation(int(position.max(initial=0)) + 1)
+        call, real_BT, held = self._call(tokens_BT, block, keep, feature_BTH)
+        logits_NV = torch.empty((call.num_logits, self._head_rows))
+        kinds = len(signals.layers) + signals.last_hidden
+        signal_MS = torch.empty((call.tokens, kinds * self.model.hidden))
+        call.num_signals, call.last_hidden = len(layers), int(signals.last_hidden)
+        call.signal_at, call.signal = layers.ctypes.data, signal_MS.data_ptr()
+        call.logits = logits_NV.data_ptr()
+        self._lib.c.ds_forward(self._at, ctypes.byref(call))
+        del held  # until here the call reads them
+        logits_BNV = _laid_out(logits_NV, real_BT[:, -keep:])[..., : self.model.head.rows]
+        return TargetOutput(
+            logits_BNV=logits_BNV,
+            signals_BTS=_laid_out(signal_MS, real_BT) if kinds else None,
+        )
+
+    def chain(
+        self,
+        tokens_BP: Tensor | np.ndarray,
+        block: Block,
+        steps: int,
+        *,
+        most: int,
+        limit: int | None = None,
+        feature_BPH: Tensor | None = None,
+        token_of_V: Tensor | None = None,
+    ) -> Tensor:
+        """Feed and commit these tokens, and draft a chain of the most probable ones behind the last
+        of each row, all but the last of which stay staged in the block's cache.
+
+        Args:
+            most: rows of the head that count.
+            limit: the length of the context; positions beyond it stand still at its end.
+            feature_BPH: see `forward`; later tokens are read with the network's own states.
+            token_of_V: [V] the token that a row of the head stands for; None: its number.
+
+        Returns:
+            [B, steps] rows of the head.
+        """
+        cache, rows, again = block.cache, len(tokens_BP), steps - 1
+        counts_B = np.asarray(block.see_BTC)[:, -1].sum(-1)
+        cache.commit(counts_B)
+        alone_BN = np.broadcast_to(np.tri(again, dtype=bool), (rows, again, again))
+        depth_BN = np.broadcast_to(np.arange(again), (rows, again))
+        staged = cache.stage(depth_BN, alone_BN) if again else block
+        if limit is not None:
+            block.stop_at(limit - 1)
+            staged.stop_at(limit - 1)
+        call, _, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
+        position = np.ascontiguousarray(staged.positions_BT, dtype=np.int32)
+        slot = np.ascontiguousarray(staged.columns_BC, dtype=np.int32)
+        committed = cache.lengths_B.astype(np.int32)
+        best_BN = torch.empty((rows, steps), dtype=torch.int64)
+        chain = Chain(
+            rows=rows,
+            steps=steps,
+            vocab=most,
+            position=position.ctypes.data,
+            slot=slot.ctypes.data,
+            committed=committed.ctypes.data,
+            token_of=None if token_of_V is None else token_of_V.data_ptr(),
+            best=best_BN.data_ptr(),
+        )
+        self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain))
+        del held
+        return best_BN
+
+    def _call(
+        self,
+        tokens_BT: Tensor | np.ndarray,
+        block: Block,
+        keep: int,
+        feature_BTH: Tensor | None,
+        room: int = 0,
+    ) -> tuple[Call, np.ndarray, list[Any]]:
+        """The call of a forward, outputs aside; which tokens are real; and the arrays that the call
+        points to. Padding, which sees nothing, is not computed:
+
+            tokens    . . a b        real   0 0 1 1        fed   a b c d e f
+                      c d e f               1 1 1 1
+
+        `room`: tokens that will be fed behind these.
+        """
+        width = tokens_BT.shape[1]
+        see_BTC = np.asarray(block.see_BTC)
+        real_BT = see_BTC.any(-1)
+        row_of, place = (part.astype(np.int32) for part in np.nonzero(real_BT))
+        count = len(row_of)
+        token = np.asarray(tokens_BT, dtype=np.int64)[real_BT]
+        position = np.asarray(block.positions_BT, dtype=np.int32)[real_BT]
+        see_NC = see_BTC[real_BT]
+        number, column = np.nonzero(see_NC)
+        seen = block.columns_BC[row_of[number], column].astype(np.int32)
+        seen_from = np.zeros(count + 1, dtype=np.int32)
+        np.cumsum(see_NC.sum(-1), out=seen_from[1:])
+        if isinstance(block.slots_BT, int):
+            slot = place + np.int32(block.slots_BT)
+        else:
+            slot = np.asarray(block.slots_BT, dtype=np.int32)[real_BT]
+        committed = block.lengths_B.astype(np.int32)[row_of]
+        logit_at = np.nonzero(place >= width - keep)[0].astype(np.int32)
+        cosine, sine = self._rotation(int(position.max(initial=0)) + 1 + room)
         store = block.cache.whole()
         strides = store.stride()
+        feature = None
+        if feature_BTH is not None:
+            feature = feature_BTH.float()[torch.from_numpy(real_BT)]
         call = Call(
             threads=max(torch.get_num_threads(), 1),
-            tokens=rows * width,
-            num_logits=rows * keep,
-            num_signals=len(layers),
-            last_hidden=int(signals.last_hidden),
-            token=address(token),
-            position=address(position),
-            row=address(row_of),
-            slot=address(slot),
-            committed=address(committed),
-            seen_from=address(seen_from),
-            seen=address(seen),
+            tokens=count,
+            num_logits=len(logit_at),
+            feature=None if feature is None else feature.data_ptr(),
+            token=token.ctypes.data,
+            position=position.ctypes.data,
+            row=row_of.ctypes.data,
+            slot=slot.ctypes.data,
+            committed=committed.ctypes.data,
+            seen_from=seen_from.ctypes.data,
+            seen=seen.ctypes.data,
             cache=store.data_ptr(),
             layer_stride=strides[0],
             row_stride=strides[1],
             head_stride=strides[2],
             cache_bf16=int(store.dtype == torch.bfloat16),
-            longest=int(block.lengths_B.max(initial=0)) + see_BTC.shape[-1],
-            logit_at=address(logit_at),
-            logits=logits.data_ptr(),
-            signal_at=address(layers),
-            signal=signal.data_ptr(),
-            cosine=address(cosine),
-            sine=address(sine),
+            longest=int(block.lengths_B.max(initial=0)) + see_BTC.shape[-1] + room,
+            logit_at=logit_at.ctypes.data,
+            cosine=cosine.ctypes.data,
+            sine=sine.ctypes.data,
         )
-        self._lib.c.ds_forward(self._at, ctypes.byref(call))
-        return TargetOutput(
-            logits_BNV=logits[..., : self._vocab], signals_BTS=signal if kinds else None
-        )
+        held = [token, position, row_of, slot, committed, seen_from, seen, logit_at]
+        return call, real_BT, [*held, cosine, sine, store, feature]
 
     def _rotation(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines [positions, width / 2], as the model's own module computes them."""
@@ -274,6 +352,51 @@ class Engine:
             half = cosine.shape[-1] // 2
             self._turns = cosine[0, :, :half].numpy().copy(), sine[0, :, :half].numpy().copy()
         return self._turns
+
+
+class Engine(Runner):
+    """Runs forwards of `model`, whose weights are copied into the extension's memory.
+
+    Args:
+        model: a transformers model for which `why_not` is None.
+        form: one of `FORMATS`.
+        stored: blocks that a file holds, for `int4` and `int8`: taken as they are.
+    """
+
+    def __init__(self, model: Any, form: str, *, stored: Stored | None = None) -> None:
+        config, decoder = model.config, model.model
+        super().__init__(form, decoder.rotary_emb, stored=stored, named=model)
+        attention = decoder.layers[0].self_attn
+        self._layers = (Layer * len(decoder.layers))(*map(self._layer, decoder.layers))
+        head = self._packed([model.get_output_embeddings()], in_blocks=True)
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        embedding = head if tied else self._packed([model.get_input_embeddings()], in_blocks=True)
+        self._open(
+            Model(
+                layers=len(self._layers),
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                width=attention.head_dim,
+                mlp=config.intermediate_size,
+                halves=1,
+                eps=config.rms_norm_eps,
+                scale=attention.scaling,
+                layer=self._layers,
+                norm_out=self._vector(decoder.norm.weight),
+                embedding=embedding,
+                head=head,
+            )
+        )
+
+
+def _laid_out(values_NX: Tensor, real_BT: np.ndarray) -> Tensor:
+    """[N, X] -> [B, T, X], zeros where nothing was computed."""
+    if real_BT.all():
+        return values_NX.view(*real_BT.shape, -1)
+    out = values_NX.new_zeros((*real_BT.shape, values_NX.shape[-1]))
+    out[torch.from_numpy(real_BT)] = values_NX
+    return out
 
 
 def _weight(module: Any, name: str) -> Tensor | None:

@@ -23,8 +23,6 @@ import threading
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
-import numpy as np
-
 from draftsmith.errors import BackendError, DraftsmithError
 from draftsmith.provenance import atomic_path, cache_folder, write_text_atomic
 
@@ -78,17 +76,30 @@ class Layer(Structure):
     ]
 
 
+class Fusion(Structure):
+    """`Fusion` of engine.cpp."""
+
+    _fields_ = [
+        *[(name, c_void_p) for name in ("norm", "both")],
+        *[(name, Matrix) for name in ("fc", "gate", "up", "down")],
+    ]
+
+
+_MEASURES = ("layers", "hidden", "heads", "kv_heads", "width", "mlp", "halves")
+
+
 class Model(Structure):
     """`Model` of engine.cpp."""
 
     _fields_ = [
-        *[(name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "width", "mlp")],
+        *[(name, c_int32) for name in _MEASURES],
         ("eps", c_float),
         ("scale", c_float),
         ("layer", POINTER(Layer)),
         ("norm_out", c_void_p),
         ("embedding", Matrix),
         ("head", Matrix),
+        ("fusion", Fusion),
     ]
 
 
@@ -100,6 +111,7 @@ class Call(Structure):
 
     _fields_ = [
         *[(name, c_int32) for name in _COUNTS],
+        ("feature", c_void_p),
         *[(name, c_void_p) for name in ("token", "position", "row", "slot", "committed")],
         *[(name, c_void_p) for name in ("seen_from", "seen", "cache")],
         *[(name, c_int64) for name in ("layer_stride", "row_stride", "head_stride")],
@@ -110,9 +122,13 @@ class Call(Structure):
     ]
 
 
-def address(array: np.ndarray) -> c_void_p:
-    """Return the place of the first number; the array must stay alive during the call."""
-    return array.ctypes.data_as(c_void_p)
+class Chain(Structure):
+    """`Chain` of engine.cpp."""
+
+    _fields_ = [
+        *[(name, c_int32) for name in ("rows", "steps", "vocab")],
+        *[(name, c_void_p) for name in ("position", "slot", "committed", "token_of", "best")],
+    ]
 
 
 class Pages:
@@ -152,6 +168,7 @@ class Library:
         self.c.ds_open.argtypes = [POINTER(Model)]
         self.c.ds_close.argtypes = [c_void_p]
         self.c.ds_forward.argtypes = [c_void_p, POINTER(Call)]
+        self.c.ds_chain.argtypes = [c_void_p, POINTER(Call), POINTER(Chain)]
         self.c.ds_allocate.restype = c_void_p
         self.c.ds_allocate.argtypes = [c_size_t]
         self.c.ds_free.argtypes = [c_void_p]
