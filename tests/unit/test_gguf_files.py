@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +33,7 @@ def unpackings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     def unpack(file: Path, folder: Path) -> None:
         done.append(file.read_bytes())
         (folder / "config.json").write_text("{}")
+        (folder / files.INDEX).write_text(json.dumps({"digest": files._checked({})}))
 
     monkeypatch.setattr(files, "_unpack", unpack)
     return done
@@ -59,18 +64,20 @@ def test_what_a_killed_process_left_is_removed_and_a_broken_folder_replaced(
 ) -> None:
     (tmp_path / "a.gguf").write_bytes(b"x")
     folder = files.unpacked(tmp_path / "a.gguf")
+    (folder / files.INDEX).unlink()
     left = fresh_beside(folder)
     left.mkdir()
     (folder / "config.json").rename(folder / "weights")
     assert files.unpacked(tmp_path / "a.gguf") == folder
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [files.INDEX, "config.json"]
 
 
 def test_without_a_cache_nothing_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"x")
     program = (
         "import pathlib, draftsmith.targets.gguf as files\n"
+        "files._is_whole = lambda folder: (folder / 'config.json').is_file()\n"
         "files._unpack = lambda file, folder: (folder / 'config.json').write_text('{}')\n"
         "print((files.unpacked(pathlib.Path('a.gguf')) / 'config.json').is_file())\n"
         "print(*pathlib.Path('.').glob('draftsmith-*'))\n"
@@ -99,9 +106,17 @@ def test_a_module_without_a_specification_is_no_package_with_a_file(
 # ------------------------------------------------------------------------- real files
 
 
-def write(path: Path, *, without: str = "nothing", kind: str = "F32") -> None:
+def write(
+    path: Path,
+    *,
+    without: str = "nothing",
+    kind: str = "F32",
+    block_count: int = 2,
+    tensors: Mapping[str, np.ndarray] = MappingProxyType({}),
+    about: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """A model of two layers, without the tensors that have `without` in their names; matrices of
-    the layers are of this kind."""
+    the layers are of this kind. `tensors` and `about` (keys behind `llama.`) are added."""
     import gguf
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -109,7 +124,7 @@ def write(path: Path, *, without: str = "nothing", kind: str = "F32") -> None:
     draw = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in (
-        *[("context_length", 64), ("embedding_length", 64), ("block_count", 2)],
+        *[("context_length", 64), ("embedding_length", 64), ("block_count", block_count)],
         *[("feed_forward_length", 96), ("head_count", 2), ("head_count_kv", 2)],
         *[("layer_norm_rms_eps", 1e-5), ("rope_freq_base", 1e4), ("rope_dimension_count", 32)],
         *[("vocab_size", len(vocabulary)), ("tokenizer_model", "gpt2")],
@@ -135,6 +150,11 @@ def write(path: Path, *, without: str = "nothing", kind: str = "F32") -> None:
             which = gguf.GGMLQuantizationType[kind if packed else "F32"]
             data = gguf.quants.quantize(values, which)
             writer.add_tensor(f"{name}.weight", data, raw_dtype=which)
+    for name, more in tensors.items():
+        writer.add_tensor(name, more)
+    for key, value in about.items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        add[type(value)](f"llama.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -149,7 +169,7 @@ def test_a_file_that_lacks_weights_is_refused_and_not_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write(tmp_path / "a.gguf", without=without)
     for _ in range(2):
-        with pytest.raises(BackendError, match=r"weights are missing .*model\.layers"):
+        with pytest.raises(BackendError, match=r"weights are missing .*model\.layers|has 2 layers"):
             load_target(str(tmp_path / "a.gguf"))
     assert not list((tmp_path / "cache").rglob("config.json"))
 
@@ -181,3 +201,98 @@ def test_the_blocks_of_a_file_are_what_is_computed_with(
     ]
     error = (logits[0] - logits[1]).std() / logits[1].std()
     assert 0 < error < 0.1, "rounded activations, and no other model"
+
+
+# ------------------------------------------------------------------------- what it says of itself
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def llama3_factors(width: int, factor: float) -> np.ndarray:
+    """What llama.cpp's converter writes for Llama 3.1: by what each frequency is divided."""
+    out = []
+    for i in range(0, width, 2):
+        length = 2 * np.pi * 1e4 ** (i / width)
+        if length < 8192 / 4:
+            out.append(1.0)
+        elif length > 8192:
+            out.append(factor)
+        else:
+            smooth = (8192 / length - 1) / (4 - 1)
+            out.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(out, dtype=np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_the_frequencies_of_llama_3_are_taken_over(
+    factor: float, tmp_path: Path, cache: Path
+) -> None:
+    freqs = llama3_factors(32, factor)
+    assert len(set(freqs.tolist())) > 2, "some lie between the bounds"
+    write(tmp_path / "a.gguf", tensors={files.ROPE_FREQS: freqs})
+    rope = load_target(tmp_path / "a.gguf").config.rope_parameters
+    assert (rope["rope_type"], rope["factor"]) == ("llama3", factor)
+    assert rope["original_max_position_embeddings"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("about", "wanted"),
+    [
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        ({"rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        ),
+        ({"rope.scaling.type": "none"}, {"rope_type": "default"}),
+    ],
+)
+def test_scaled_positions_are_taken_over(
+    about: dict[str, object], wanted: dict[str, object], tmp_path: Path, cache: Path
+) -> None:
+    write(tmp_path / "a.gguf", about=about)
+    rope = load_target(tmp_path / "a.gguf").config.rope_parameters
+    assert {key: rope[key] for key in wanted} == wanted and rope["rope_theta"] == 1e4
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ({"tensors": {files.ROPE_FREQS: np.full(16, 3, np.float32)}}, "scales its positions"),
+        ({"about": {"rope.scaling.type": "longrope"}}, r"positions .*longrope"),
+        ({"about": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, r"positions .*yarn"),
+        ({"tensors": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, r"blk\.0\.attn_q\.bias"),
+        ({"tensors": {"blk.2.ffn_up.weight": np.ones((96, 64), np.float32)}}, "of 3: it is dam"),
+        ({"block_count": 1}, "has 1 layers"),
+        ({"block_count": 10_000_000}, "has 10000000 layers"),
+    ],
+)
+def test_what_would_be_another_model_is_refused(
+    how: dict[str, Any], wanted: str, tmp_path: Path, cache: Path
+) -> None:
+    write(tmp_path / "a.gguf", **how)
+    with pytest.raises(BackendError, match=wanted):
+        load_target(tmp_path / "a.gguf")
+    assert not list(cache.rglob("config.json"))
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"digest": 1}', "cut", "an offset"])
+def test_a_damaged_index_is_made_again(damage: str, tmp_path: Path, cache: Path) -> None:
+    write(tmp_path / "a.gguf", kind="Q4_1")
+    index = files.unpacked(tmp_path / "a.gguf") / files.INDEX
+    whole = index.read_text()
+    damaged = {"cut": whole[:-30], "an offset": whole.replace('"offset": ', '"offset": 9')}
+    index.write_text(damaged.get(damage, damage))
+    assert load_target(tmp_path / "a.gguf").quantised == (compiler() is not None)
+    assert index.read_text() == whole

@@ -244,7 +244,10 @@ def decode(
             depth_B = _depths(active, shape, options.policy)
             cached = cache.lengths_B.tolist()
             pending: Sequence[Sequence[int]]
-            pending = [row.tokens[have:] for row, have in zip(active, cached, strict=True)]
+            pending = [
+                row.tokens[have:] if row.finish is None else ()  # done: kept for its session alone
+                for row, have in zip(active, cached, strict=True)
+            ]
             with recorder.time("draft"):
                 tree = _propose(drafter, state, shape, depth_B, active, options.sampler, noise)
                 if options.static_shapes:

@@ -9,6 +9,7 @@ The folder is an ordinary checkpoint: other engines load it, and so do we withou
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib.metadata
@@ -23,10 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.errors import InputError
+from draftsmith.errors import BackendError, DraftsmithError, InputError
 from draftsmith.provenance import (
     atomic_path,
     cache_folder,
+    digest,
     held,
     read_json,
     sweep,
@@ -49,6 +51,8 @@ _BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 """Bytes of a block of 32 weights."""
 INDEX = "blocks.json"
 """Beside the checkpoint that a file is unpacked into: where its tensors lie."""
+_LAYOUT = 2
+"""Counts up where files are unpacked in another way than before."""
 
 
 def gguf_file(name: str) -> Path | None:
@@ -122,7 +126,21 @@ def unpacked(file: Path) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    return (folder / "config.json").is_file() and _index_of(folder) is not None
+
+
+def _index_of(folder: Path) -> dict[str, Any] | None:
+    """What `blocks_index` gave; None: its file is not there, or is damaged."""
+    try:
+        index = read_json(folder / INDEX)
+    except DraftsmithError:
+        return None
+    return index if isinstance(index, dict) and index.get("digest") == _checked(index) else None
+
+
+def _checked(index: Mapping[str, Any]) -> str:
+    """Digest of an index, by which a damaged one is known."""
+    return digest({name: value for name, value in index.items() if name != "digest"})
 
 
 @functools.cache
@@ -137,6 +155,8 @@ def _unpack(file: Path, folder: Path) -> None:
     from draftsmith.targets.hf import loading
 
     with loading(f"the GGUF file {os.fspath(file)!r}"):
+        index = blocks_index(file)
+        _refuse_by_tensors(file, index)
         source = os.fspath(file.parent)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file.name)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -150,19 +170,29 @@ def _unpack(file: Path, folder: Path) -> None:
         refuse_by_report(model, report, os.fspath(file), layers=True)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
+        _take_rope(model.config, file, index)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        write_json_atomic(folder / INDEX, blocks_index(file))
+        write_json_atomic(folder / INDEX, index)
 
 
 def blocks_index(file: Path) -> dict[str, Any]:
-    """Where the tensors of a file lie. It is kept, because to read it from the file takes seconds:
-    the vocabulary stands before it."""
+    """Where the tensors of a file lie, and what it says of its layers and positions. It is kept,
+    because to read it from the file takes seconds: the vocabulary stands before it."""
     from gguf import GGUFReader
 
     reader = GGUFReader(file)
-    return {
-        "architecture": bytes(reader.fields["general.architecture"].parts[-1]).decode(),
+    architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    about = {
+        name.removeprefix(f"{architecture}."): field.contents()
+        for name, field in reader.fields.items()
+        if name.startswith((f"{architecture}.rope.scal", f"{architecture}.block_count"))
+    }
+    freqs = [one.data.tolist() for one in reader.tensors if one.name == ROPE_FREQS]
+    index = {
+        "architecture": architecture,
+        "about": about,
+        "rope_freqs": freqs[0] if freqs else None,
         "tensors": {
             tensor.name: {
                 "kind": tensor.tensor_type.name,
@@ -172,15 +202,109 @@ def blocks_index(file: Path) -> dict[str, Any]:
             for tensor in reader.tensors
         },
     }
+    return index | {"digest": _checked(index)}
+
+
+_NORMS = ("attn_norm", "ffn_norm")
+_LAYER_TENSORS = {f"{part}.weight" for part in (*_PARTS.values(), *_NORMS)}
+_KNOWN = {
+    "llama": _LAYER_TENSORS,
+    "qwen2": _LAYER_TENSORS | {f"attn_{part}.bias" for part in "qkv"},
+    "qwen3": _LAYER_TENSORS | {f"attn_{part}_norm.weight" for part in "qk"},
+}
+"""Tensors of a layer that transformers reads, by architecture; others are not looked at."""
+ROPE_FREQS = "rope_freqs.weight"
+_OUTSIDE = {"token_embd.weight", "output.weight", "output_norm.weight", ROPE_FREQS}
+
+
+def _refuse_by_tensors(file: Path, index: Mapping[str, Any]) -> None:
+    """BackendError where the file has other layers than it says, or tensors that would be left out:
+    transformers reads what it looks for, and would compute another model."""
+    count = index["about"].get("block_count")
+    known = _KNOWN.get(index["architecture"])
+    numbers = set()
+    for name in index["tensors"]:
+        number, _, part = name.removeprefix("blk.").partition(".")
+        if name.startswith("blk.") and number.isdigit():
+            numbers.add(int(number))
+        else:
+            part = ""
+        fits = name in _OUTSIDE if not part else known is None or part in known
+        if known is not None and not fits:
+            raise BackendError(
+                f"The GGUF file {os.fspath(file)!r} holds a tensor {name!r} that is not read for "
+                f"the architecture {index['architecture']!r}: without it this would be another "
+                "model. Use the checkpoint that the file was made from."
+            )
+    if count is not None and numbers and count != max(numbers) + 1:
+        raise BackendError(
+            f"The GGUF file {os.fspath(file)!r} says that it has {count} layers (block_count), and "
+            f"holds tensors of {max(numbers) + 1}: it is damaged, or was edited."
+        )
+
+
+def _take_rope(config: Any, file: Path, index: Mapping[str, Any]) -> None:
+    """What a file says of its positions, which transformers does not read for these architectures.
+
+    Raises:
+        BackendError: it says what cannot be computed here.
+    """
+    about, freqs = index["about"], index["rope_freqs"]
+    kind = about.get("rope.scaling.type", "linear" if "rope.scale_linear" in about else "none")
+    factor = float(about.get("rope.scaling.factor", about.get("rope.scale_linear", 1.0)))
+    original = about.get("rope.scaling.original_context_length")
+    if index["architecture"] not in _KNOWN or (kind == "none" and freqs is None):
+        return
+    rope: dict[str, Any] | None = None
+    if freqs is not None and kind in ("none", "llama3"):
+        rope = _llama3(config, np.asarray(freqs), original or 8192)
+    elif freqs is None and kind == "linear":
+        rope = {"rope_type": "linear", "factor": factor}
+    elif freqs is None and kind == "yarn" and original:
+        rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    if rope is None:
+        raise BackendError(
+            f"The GGUF file {os.fspath(file)!r} scales its positions in a way that is not read "
+            f"from such files ({kind}{', with ' + ROPE_FREQS if freqs else ''}): use the "
+            "checkpoint that it was made from."
+        )
+    config.rope_parameters = {**(config.rope_parameters or {}), **rope}
+
+
+def _llama3(config: Any, freqs: np.ndarray, original: int) -> dict[str, Any] | None:
+    """The rotary embedding of Llama 3.1 and later that has these factors; None: it has others.
+
+    A file holds by what each frequency is divided, and not how that came about: `factor` is the
+    largest, and of the bounds that were ever published there is one pair.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {
+        "rope_type": "llama3",
+        "factor": float(freqs.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+    scaled = copy.deepcopy(config)
+    theta = (config.rope_parameters or {}).get("rope_theta", 10000.0)
+    scaled.rope_parameters = {"rope_theta": theta, **rope}
+    wanted, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
+    width = 2 * len(wanted)
+    plain = theta ** -(np.arange(0, width, 2) / width)
+    same = len(freqs) == len(wanted) and np.allclose(
+        plain / freqs, wanted.double().numpy(), rtol=1e-3
+    )
+    return rope if same else None
 
 
 def _digest(file: Path) -> str:
     """Tell one version of a file from the next: of all of it, because a model that went on learning
     has the size, the tokenizer and the name that it had."""
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256")
-    digest.update(f"{importlib.metadata.version('transformers')} {INDEX}".encode())
-    return digest.hexdigest()[:12]
+        known = hashlib.file_digest(opened, "sha256")
+    known.update(f"{importlib.metadata.version('transformers')} {INDEX} {_LAYOUT}".encode())
+    return known.hexdigest()[:12]
 
 
 class StoredBlocks:
@@ -193,7 +317,12 @@ class StoredBlocks:
     """
 
     def __init__(self, file: Path, folder: Path, config: Any) -> None:
-        index = read_json(folder / INDEX)
+        index = _index_of(folder)
+        if index is None:
+            raise BackendError(
+                f"{os.fspath(folder / INDEX)!r} is damaged: remove the folder, and the GGUF file "
+                "will be unpacked again."
+            )
         self._file = np.memmap(file, dtype=np.uint8, mode="r")
         self._tensors: Mapping[str, Any] = index["tensors"]
         self._turned = index["architecture"] == "llama"

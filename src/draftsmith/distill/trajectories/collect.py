@@ -1,11 +1,11 @@
 """Trajectories from our own decoding: any `Target`, and exactly what the other parts decode.
 
-    greedy, sample    the decoding loop, with the laws noted as it goes
+    greedy, sample    the decoding loop, with laws and hidden signals noted as it goes
     beam              beam search, with the laws noted as it goes
     gold              given references, one forward over each
 
-Hidden signals need a forward over the whole text (no loop feeds the last token): then the laws are
-read from that forward as well.
+Of beams and references, hidden signals need a forward over the whole text: then the laws are read
+from that forward as well.
 """
 
 from __future__ import annotations
@@ -18,14 +18,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.cache import lay_out
+from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import RequestBatch, Signals
+from draftsmith.core.types import RequestBatch, Signals, TargetOutput
 from draftsmith.distill.config import check_continuation
 from draftsmith.distill.trajectories.beams import auto_search, beam_search, first_width
-from draftsmith.distill.trajectories.teacher import TeacherCost, read_logprobs, score_texts
+from draftsmith.distill.trajectories.teacher import (
+    TeacherCost,
+    captured_signals,
+    read_logprobs,
+    score_texts,
+)
 from draftsmith.distill.trajectories.types import (
     CollectRequest,
     CollectSettings,
@@ -254,8 +262,8 @@ class TransformersBackend:
     def _generated(
         self, batch: Sequence[Draw], settings: CollectSettings
     ) -> list[list[Trajectory]]:
-        recorder = LogprobRecorder(settings.top_k, len(batch))
-        records = settings.signals == Signals()
+        recorder = StepRecorder(settings.top_k, settings.signals, len(batch), self.target.name)
+        session = Session()  # rows that are done stay in its cache
         prompts = [draw.request.prompt for draw in batch]
         temperature = batch[0].temperature  # draws of one batch have one
         sampler = Sampler()
@@ -264,21 +272,27 @@ class TransformersBackend:
         tokens: list[list[int]] = [[] for _ in batch]
         steps = decode(
             self.target,
-            recorder if records else NoDrafter(),
+            recorder,
             prompts,
             DecodeOptions(
                 sampler=sampler, max_new_tokens=settings.max_new_tokens, seed=settings.seed
             ),
             request_ids=[draw.request_id for draw in batch],
+            session=session if settings.signals != Signals() else None,
         )
         for number, step in enumerate(steps):
             self.cost.add(sum(step.active) if number else sum(map(len, prompts)))
             for row, new in zip(tokens, step.emitted, strict=True):
                 row.extend(new)
+        if session.cache is not None:  # the last tokens were not fed
+            last_BT, block = lay_out(session.cache, [row[-1:] for row in tokens])
+            out = self.target.forward(torch.from_numpy(last_BT), block, 1, settings.signals)
+            self.cost.add(len(batch))
+            recorder.note_signals(range(len(batch)), [1] * len(batch), out)
         made = [
             draw.trajectory(settings.forcing, row) for draw, row in zip(batch, tokens, strict=True)
         ]
-        return [[recorder.added_to(one, row) if records else one] for row, one in enumerate(made)]
+        return [[recorder.added_to(one, row)] for row, one in enumerate(made)]
 
     def _searched(self, batch: Sequence[Draw], settings: CollectSettings) -> list[list[Trajectory]]:
         prompts = [draw.request.prompt for draw in batch]
@@ -334,18 +348,21 @@ class _Rows(TextState):
         return super().take(rows)
 
 
-class LogprobRecorder(NoDrafter):
-    """Drafts nothing, and keeps the logprobs that every token was taken from.
+class StepRecorder(NoDrafter):
+    """Drafts nothing, and keeps the logprobs that every token was taken from, and signals.
 
     Args:
         top_k: how many tokens of a law are kept; None: all.
         num_rows: of the request batch.
+        name: the target's.
     """
 
-    def __init__(self, top_k: int | None, num_rows: int) -> None:
+    def __init__(self, top_k: int | None, signals: Signals, num_rows: int, name: str) -> None:
         super().__init__()
-        self.top_k = top_k
+        self.top_k, self.signals, self.name = top_k, signals, name
         self.kept: list[list[tuple[TopK, float]]] = [[] for _ in range(num_rows)]
+        self.states: list[list[Tensor]] = [[] for _ in range(num_rows)]
+        """Signals of what each row was fed, step by step."""
 
     def start(self, request: RequestBatch) -> _Rows:
         return _Rows(**vars(super().start(request)), rows=list(range(len(request.tokens))))
@@ -357,9 +374,20 @@ class LogprobRecorder(NoDrafter):
         top, log_p_R = read_logprobs(accepted.out.logits_BNV[some, 0], emitted, self.top_k)
         for row, b in enumerate(some):
             self.kept[state.rows[b]].append((top.part(row, row + 1), float(log_p_R[row])))
+        if self.signals != Signals():
+            self.note_signals(state.rows, list(map(len, accepted.pending)), accepted.out)
         return state
 
+    def note_signals(self, rows: Sequence[int], counts: Sequence[int], out: TargetOutput) -> None:
+        """Keep what the last tokens of each row gave, `counts` of them."""
+        signals_BTS = captured_signals(out, self.name)
+        for b, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if count:
+                self.states[row].append(signals_BTS[b, -count:].float().cpu())
+
     def added_to(self, text: Trajectory, row: int) -> Trajectory:
-        """The text of a row with its logprobs and score."""
+        """The text of a row with its logprobs, score and signals."""
         tops, log_p = zip(*self.kept[row], strict=True)
-        return replace(text, top=TopK.cat(tops), score=float(np.sum(log_p)))
+        features = torch.cat(self.states[row]).numpy() if self.states[row] else None
+        score = float(np.sum(log_p))
+        return replace(text, top=TopK.cat(tops), score=score, features=features)

@@ -86,6 +86,17 @@ def read_logprobs(
     return TopK(ids_NK=ids, log_p_NK=log_p_RK), token_log_p_R.double().cpu().numpy()
 
 
+def captured_signals(out: TargetOutput, name: str) -> Tensor:
+    """The signals of a forward of the target of this name.
+
+    Raises:
+        InputError: it has none.
+    """
+    if out.signals_BTS is None:
+        raise InputError(f"{name} has no hidden states to keep: leave `signals` empty.")
+    return out.signals_BTS
+
+
 @torch.inference_mode()
 def score_texts(
     target: Target,
@@ -117,13 +128,10 @@ def score_texts(
         for pieces, out in feed(target, cache, rows, keep, piece, signals):
             cost.add(sum(map(len, pieces)))
             if captures:
-                if out.signals_BTS is None:
-                    raise InputError(
-                        f"{target.name} has no hidden states to keep: leave `signals` empty."
-                    )
+                signals_BTS = captured_signals(out, target.name)
                 for b, fed in enumerate(pieces):
                     if fed:
-                        captured[b].append(out.signals_BTS[b, -len(fed) :].float().cpu())
+                        captured[b].append(signals_BTS[b, -len(fed) :].float().cpu())
             yield pieces, out.logits_BNV
 
     for _ in read([prompt[:-1] for prompt in prompts], 1, base.CHUNK):

@@ -1,0 +1,219 @@
+"""Drafters in the compiled engine: pairs against the network in PyTorch, and chains that are
+drafted in one call against the same chains token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import RequestBatch, TreeShape
+from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.fspad import Fspad
+from draftsmith.drafters.griffin import Griffin
+from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.tree_growth import ModelReader
+from draftsmith.drafters.vocabulary import VocabularySubset, padded
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native.library import compiler
+from draftsmith.targets.toy import tiny_target
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+V, H, CONTEXT = 96, 128, 64
+LENGTHS = (9, 4, 6)
+KINDS = {
+    "eagle": (Eagle, {}),
+    "hass": (Hass, {}),
+    "fspad": (Fspad, {}),
+    "griffin": (Griffin, {}),
+    "griffin, plain fusion": (Griffin, {"guided_fusion": False}),
+    "griffin, one state": (Griffin, {"enhanced_head": False}),
+    "eagle, 40 tokens": (Eagle, {"draft_vocab": 40}),
+    "griffin, 40 tokens": (Griffin, {"draft_vocab": 40}),
+}
+
+
+def compiled(weights: str = "auto") -> HFTarget:
+    """Heads of 32: the narrowest that the engine takes."""
+    model = tiny_target(V, seed=3, hidden=H, dtype=torch.float32, max_length=CONTEXT).model
+    return HFTarget(model, weights=weights, compile=True, end_ids=frozenset())
+
+
+def made(kind: str, target: HFTarget, **options: Any) -> FeatureDrafter:
+    """With random weights of a size at which every part of the network matters."""
+    cls, given = KINDS[kind]
+    drafter = cls(cls.Config(**given, **options))
+    drafter.bind(target)
+    draw = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for one in drafter.network.parameters():
+            one.add_(torch.randn(one.shape, generator=draw) * (0.1 if one.dim() > 1 else 0.3))
+    counts = torch.arange(V, dtype=torch.float32).remainder(37)
+    drafter.choose_vocabulary(counts)
+    return drafter.eval()
+
+
+def reader_of(drafter: FeatureDrafter, target: HFTarget, *, in_engine: bool) -> PairReader:
+    """Behind ragged texts whose features were drawn."""
+    draw = np.random.default_rng(1)
+    known = [draw.integers(V, size=n).tolist() for n in LENGTHS]
+    engine = drafter._engine() if in_engine else None
+    assert (engine is None) != in_engine
+    spec = layer_spec(drafter.layer, target) if engine is None else engine.spec
+    state = new_state(known, target, spec, H, 32)
+    some = [draw.normal(size=(n - 1, H)).astype(np.float32) for n in LENGTHS]
+    state.features.append([torch.from_numpy(one) for one in some])
+    return PairReader(drafter.network, target, state, engine)
+
+
+@torch.inference_mode()
+def read(reader: Any, levels: int) -> list[Tensor]:
+    """Logits of the root and of levels of two nodes: the third below the first of the level."""
+    rows = len(LENGTHS)
+    out = [reader.root()]
+    see = torch.zeros(rows, 0, 0, dtype=torch.bool)
+    for level in range(levels):
+        tokens = torch.arange(2 * rows).view(rows, 2) + 7 * level
+        above = torch.zeros(rows, 2, dtype=torch.long)
+        before = see[:, :1].expand(-1, 2, -1) if level else torch.zeros(rows, 2, 0)
+        see = torch.cat([before.bool(), torch.eye(2, dtype=torch.bool).expand(rows, 2, 2)], 2)
+        out.append(reader.level(tokens, see, above))
+    return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_are_what_the_network_computes(kind: str) -> None:
+    """Ragged rows, then a tree of three levels; float32 on both sides."""
+    target = compiled()
+    drafter = made(kind, target)
+    theirs = read(reader_of(drafter, target, in_engine=True), 3)
+    ours = read(reader_of(drafter, target, in_engine=False), 3)
+    for one, other in zip(theirs, ours, strict=True):
+        assert one.shape == other.shape and torch.equal(one.isinf(), other.isinf())
+        known = ~one.isinf()
+        assert known.float().mean() == (40 / V if drafter.config.draft_vocab else 1)
+        spread = float(other[known].std())
+        torch.testing.assert_close(one[known], other[known], rtol=1e-4, atol=1e-4 * spread)
+
+
+@torch.inference_mode()
+def token_by_token(reader: Any, steps: int) -> Tensor:
+    """[B, steps] the most probable token behind each."""
+    rows = len(LENGTHS)
+    chain = [reader.root().argmax(-1)]
+    for depth in range(1, steps):
+        see = torch.ones(rows, 1, depth, dtype=torch.bool)
+        above = torch.zeros(rows, 1, dtype=torch.long)
+        chain.append(reader.level(chain[-1][:, None], see, above)[:, 0].argmax(-1))
+    return torch.stack(chain, 1)
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8", "int4", "w8a8", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
+    """The same tokens as level by level in the same engine, in every format."""
+    target = compiled()
+    drafter = made(kind, target, weights=weights)
+    reader = reader_of(drafter, target, in_engine=True)
+    chain = reader.chain(5)
+    assert chain is not None
+    assert torch.equal(chain, token_by_token(reader_of(drafter, target, in_engine=True), 5))
+    assert len(chain.unique()) > 3, "one token all over shows little"
+
+
+def draft_reader(target: HFTarget, subset: VocabularySubset | None) -> ModelReader:
+    size = V if subset is None else len(subset.d2t)
+    model = tiny_target(size, seed=8, hidden=H, dtype=torch.float32, max_length=CONTEXT).model
+    draft = HFTarget(model, compile=True, end_ids=frozenset())
+    ids = padded(size, V) if subset is None else subset.vocabularies(size, V)
+    draw = np.random.default_rng(1)
+    known = [draw.integers(V, size=n).tolist() for n in LENGTHS]
+    return ModelReader(draft, draft.new_cache(len(known), 32), known, ids)
+
+
+@pytest.mark.parametrize("subset", [None, VocabularySubset(torch.arange(40) * 2 + 1, 3)])
+def test_a_chain_of_a_draft_model_is_one_call(subset: VocabularySubset | None) -> None:
+    target = compiled()
+    reader = draft_reader(target, subset)
+    chain = reader.chain(6)
+    assert chain is not None
+    assert torch.equal(chain, token_by_token(draft_reader(target, subset), 6))
+
+
+def test_a_chain_leaves_the_cache_as_levels_do() -> None:
+    """All but the last node are staged, and an accepted path can be kept."""
+    target = compiled()
+    one, other = draft_reader(target, None), draft_reader(target, None)
+    assert one.chain(4) is not None
+    token_by_token(other, 4)
+    for cache in (one._cache, other._cache):
+        cache.commit(np.zeros(3, dtype=np.int64), np.array([[0, 1, 2]] * 3), np.array([3, 1, 0]))
+    assert one._cache.lengths_B.tolist() == other._cache.lengths_B.tolist()
+    for row in range(3):
+        for a, b in zip(one._cache.contents(row), other._cache.contents(row), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_chain_stops_at_the_end_of_the_context() -> None:
+    """Positions beyond it stand still, as level by level."""
+    target = compiled()
+    model = tiny_target(V, seed=8, hidden=H, dtype=torch.float32, max_length=8).model
+    draft = HFTarget(model, compile=True, end_ids=frozenset())
+    known = [[1, 2, 3, 4, 5, 6]] * 3
+
+    def reader() -> ModelReader:
+        return ModelReader(draft, draft.new_cache(3, 32), known, padded(V, V))
+
+    chain = reader().chain(6)
+    assert chain is not None and torch.equal(chain, token_by_token(reader(), 6))
+    assert target.vocab_size == V
+
+
+def test_weights_that_change_are_taken_over() -> None:
+    """A drafter that goes on learning drafts with its new weights."""
+    target = compiled()
+    drafter = made("eagle", target)
+    first = drafter._engine()
+    assert drafter._engine() is first
+    with torch.no_grad():
+        drafter.network.fc.weight.mul_(-1)
+    assert drafter._engine() is not first
+    theirs = read(reader_of(drafter, target, in_engine=True), 1)
+    ours = read(reader_of(drafter, target, in_engine=False), 1)
+    torch.testing.assert_close(theirs[1], ours[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_drafts_its_chain_in_one_call(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 0; draws have a law for every token, level by level."""
+    target = compiled()
+    asked: list[int] = []
+    whole = ModelReader.chain
+    monkeypatch.setattr(
+        ModelReader, "chain", lambda self, steps: asked.append(steps) or whole(self, steps)
+    )
+    model = tiny_target(V, seed=8, hidden=H, dtype=torch.float32, max_length=CONTEXT).model
+    drafter = Independent(
+        Independent.Config(), model=HFTarget(model, compile=True, end_ids=frozenset())
+    )
+    drafter.bind(target)
+    request = RequestBatch(tokens=[[1, 2, 3]], request_ids=(0,), max_new_tokens=9, predictions=())
+    tree = drafter.propose(
+        drafter.start(request),
+        TreeShape.chain(4),
+        np.array([3]),
+        Sampler(temperature=temperature),
+        Noise(0, (0,), [3]),
+    )
+    assert asked == ([3] if temperature == 0 else [])
+    assert tree.num_nodes == 3 and (tree.q is None) == (temperature == 0)
