@@ -13,10 +13,9 @@ from tests.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.registry import make_drafter
-from draftsmith.errors import BackendError
+from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -296,34 +295,47 @@ def test_maps_between_vocabularies_must_agree(target: HFTarget, tmp_path: Path) 
         made("eagle3", target, str(tmp_path))
 
 
-def kept(target: HFTarget, folder: Path, tokens: list[int]) -> None:
-    """An EAGLE-3 that knows these tokens on disk."""
-    drafter = make_drafter("eagle3", [f"draft_vocab={len(tokens)}"])
+SMALL_VOCABULARIES = ["eagle3", "eagle", "griffin"]
+
+
+def kept(kind: str, target: HFTarget, folder: Path, tokens: list[int]) -> FeatureDrafter:
+    """A drafter that knows these tokens, on disk."""
+    drafter = make_drafter(kind, [f"draft_vocab={len(tokens)}"])
     drafter.bind(target)
     counts_V = torch.zeros(64)
     counts_V[tokens] = 1.0
-    assert isinstance(drafter, Eagle3)
+    assert isinstance(drafter, FeatureDrafter)
+    assert drafter.wants_token_counts
     drafter.choose_vocabulary(counts_V)
-    drafter.save(folder, kind="eagle3")
+    drafter.save(folder, kind=kind)
+    return drafter
 
 
-def test_both_maps_of_a_vocabulary_are_written(target: HFTarget, tmp_path: Path) -> None:
-    kept(target, tmp_path, [3, 9, 60])
+@pytest.mark.parametrize("kind", SMALL_VOCABULARIES)
+def test_both_maps_of_a_vocabulary_are_written(kind: str, target: HFTarget, tmp_path: Path) -> None:
+    drafter = kept(kind, target, tmp_path, [3, 9, 60])
     found = load_file(tmp_path / "model.safetensors")
     assert found["d2t"].tolist() == [3, 8, 58]
     assert found["t2d"].shape == (64,) and found["t2d"].nonzero().flatten().tolist() == [3, 9, 60]
-    made("eagle3", target, str(tmp_path))
+    again = made(kind, target, str(tmp_path))
+    assert isinstance(again, FeatureDrafter) and not again.wants_token_counts
+    states = torch.randn(2, 32, dtype=torch.float64)
+    assert torch.equal(again.head()(states), drafter.head()(states))
+    # what an untrained drafter would choose stays as it is on disk
+    again.choose_vocabulary(torch.arange(64.0))
+    assert again.network.target_ids.tolist() == [3, 9, 60]
 
 
+@pytest.mark.parametrize("kind", SMALL_VOCABULARIES)
 @pytest.mark.parametrize(
     ("d2t", "known"),
     [([3, 8, 500], None), ([3, 8, -70], None), ([3, 2, 58], None), ([3, 8, 58], 70)],
     ids=["beyond the end", "below 0", "one token twice", "a longer vocabulary"],
 )
 def test_a_map_that_cannot_be_is_refused(
-    target: HFTarget, tmp_path: Path, d2t: list[int], known: int | None
+    kind: str, target: HFTarget, tmp_path: Path, d2t: list[int], known: int | None
 ) -> None:
-    kept(target, tmp_path, [3, 9, 60])
+    kept(kind, target, tmp_path, [3, 9, 60])
     found = load_file(tmp_path / "model.safetensors")
     del found["t2d"]
     found["d2t"] = torch.tensor(d2t)
@@ -332,7 +344,22 @@ def test_a_map_that_cannot_be_is_refused(
         found["t2d"][[3, 9, 60]] = True
     save_file(found, tmp_path / "model.safetensors")
     with pytest.raises(BackendError, match="d2t"):
-        made("eagle3", target, str(tmp_path))
+        made(kind, target, str(tmp_path))
+
+
+@pytest.mark.parametrize("size", [-1, 65])
+def test_a_draft_vocabulary_beyond_the_targets_is_refused(size: int, target: HFTarget) -> None:
+    for kind in SMALL_VOCABULARIES:
+        with pytest.raises(InputError, match="draft_vocab must lie between 0"):
+            make_drafter(kind, [f"draft_vocab={size}"]).bind(target)
+
+
+@pytest.mark.parametrize("kind", SMALL_VOCABULARIES)
+def test_without_counts_no_vocabulary_is_chosen(kind: str, target: HFTarget) -> None:
+    drafter = make_drafter(kind, ["draft_vocab=5"])
+    drafter.bind(target)
+    with pytest.raises(InputError, match="learn from a --store"):
+        drafter.choose_vocabulary(None)
 
 
 def test_a_whole_vocabulary_has_no_other_order(target: HFTarget, tmp_path: Path) -> None:

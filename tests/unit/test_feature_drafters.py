@@ -334,6 +334,25 @@ def test_no_step_learns_at_places_whose_prediction_lies_behind_the_text(
         )
 
 
+@pytest.mark.parametrize("cls", PAIRING)
+def test_a_draft_vocabulary_borrows_rows_of_the_targets_head(
+    cls: type[FeatureDrafter], target: HFTarget
+) -> None:
+    ids = torch.tensor([3, 4, 9, 40])
+    drafter = bound(cls(cls.Config(seed=1, draft_vocab=4)), target)
+    counts_V = torch.zeros(VOCAB)
+    counts_V[ids] = 2.0
+    drafter.choose_vocabulary(counts_V)
+    states = torch.randn(2, 5, 32, dtype=torch.float64)
+    logits = drafter.head()(states)
+    torch.testing.assert_close(logits[..., ids], target.head(states)[..., ids])
+    others = [v for v in range(VOCAB) if v not in ids.tolist()]
+    assert (logits[..., others] == -torch.inf).all()
+    prediction, _ = drafter.forward(batch_of(target, texts(2, 9)), None)
+    assert prediction.narrow is not None and torch.equal(prediction.narrow.ids_D, ids)
+    torch.testing.assert_close(prediction.narrow.head(states), logits[..., ids])
+
+
 def test_eagle3_knows_only_its_draft_vocabulary(target: HFTarget) -> None:
     drafter = bound(Eagle3(Eagle3.Config(seed=1)), target)
     network = drafter.network
