@@ -308,8 +308,7 @@ def test_a_missing_tokenizer_is_named(copy: Folder, left_over: str | None) -> No
     if left_over:
         settings = {"tokenizer_class": left_over, "eos_token": "</s>"}
         (copy / "tokenizer_config.json").write_text(json.dumps(settings))
-    match = "has no tokenizer files" if left_over else "Cannot load the tokenizer of|no tokenizer"
-    refusal(BackendError, 3, match, lambda: load_target(str(copy)))
+    refusal(BackendError, 3, "has no tokenizer files", lambda: load_target(str(copy)))
 
 
 def test_a_broken_tokenizer_is_named(copy: Folder) -> None:

@@ -477,7 +477,7 @@ def test_a_whole_vocabulary_needs_no_maps(target: HFTarget, tmp_path: Path) -> N
 
 
 def test_a_part_of_the_vocabulary_needs_a_map(target: HFTarget, tmp_path: Path) -> None:
-    kept(target, tmp_path, [3, 9, 60])
+    kept("eagle3", target, tmp_path, [3, 9, 60])
     found = load_file(tmp_path / "model.safetensors")
     del found["d2t"]
     save_file(found, tmp_path / "model.safetensors")

@@ -635,6 +635,9 @@ def _check_generation_config(name: str, revision: str) -> None:
             GenerationConfig.from_pretrained(name, revision=revision)
 
 
+_TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.tiktoken")
+
+
 def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
@@ -647,16 +650,19 @@ def load_tokenizer(
 
     name = checkpoint(name)
     _require_folder(name)
+    missing = BackendError(
+        f"The model {name!r} has no tokenizer files (tokenizer.json, tokenizer.model or "
+        "vocab.json); put those of its base model beside the weights."
+    )
+    if Path(name).is_dir() and not any(any(Path(name).glob(one)) for one in _TOKENIZER_FILES):
+        raise missing
     with loading(f"the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
     # without vocabulary files transformers makes one up that knows its special tokens only
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
-        raise BackendError(
-            f"The model {name!r} has no tokenizer files (tokenizer.json, tokenizer.model or "
-            "vocab.json); put those of its base model beside the weights."
-        )
+        raise missing
     return tokenizer
 
 
@@ -704,12 +710,10 @@ def _sentence(error: Exception) -> str:
         return "a number in it points behind the end of a list."
     if isinstance(error, KeyError):  # its message is the key alone
         return f"the key {error} is missing or has a value that is not known."
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    text = (
-        lines[0]
-        if len(lines) == 1 or not lines[0].endswith(":")
-        else f"{lines[0]} {lines[1].strip()}"
-    )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = next(iter(lines), type(error).__name__)
+    if len(lines) > 1 and text.endswith(":"):
+        text = f"{text} {lines[1]}"
     return text.rstrip(" .:;,") + "."
 
 

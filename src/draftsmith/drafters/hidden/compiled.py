@@ -56,7 +56,7 @@ class PairEngine(Runner):
                 layer=self._layers,
                 norm_out=None,
                 embedding=engine.model.embedding,
-                head=self._packed([head], in_blocks=True),
+                head=self._packed([head]),
                 fusion=fusion,
             )
         )

@@ -231,6 +231,19 @@ static void quantise(const Matrix& m, const float* x, int8_t* q, float* scale, f
   }
 }
 
+static int64_t place_of_largest(const float* x, int n) {
+  float top = -INFINITY;
+  int i = 0;
+  if (n >= LANES) {
+    F most = load(x);
+    for (i = LANES; i + LANES <= n; i += LANES) most = max(most, load(x + i));
+    top = largest(most);
+  }
+  for (; i < n; ++i) top = std::max(top, x[i]);
+  const int64_t place = std::find(x, x + n, top) - x;
+  return place < n ? place : 0;  // NaN: verification will say so
+}
+
 static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
   if (!half) {
     std::memcpy((float*)p + at, x, 4 * n);
@@ -579,7 +592,7 @@ struct Engine {
       run(call);
       for (int b = 0; b < rows; ++b) {
         const float* score = found.data() + b * padded;
-        const int64_t best = std::max_element(score, score + chain.vocab) - score;
+        const int64_t best = place_of_largest(score, chain.vocab);
         chain.best[(size_t)b * chain.steps + step] = best;
         token[b] = chain.token_of ? chain.token_of[best] : best;
       }
