@@ -56,13 +56,15 @@ from draftsmith.targets.support import (
 _log = logging.getLogger(__name__)
 
 
-def causal_head(model: PreTrainedModel, ids_D: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def causal_head(
+    model: PreTrainedModel, ids_D: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Callable[[Tensor], Tensor]:
     """Hidden [.., H] -> logits [.., V], with the scale or soft-cap of the model's own forward; of
-    the tokens `ids_D` alone where they are given."""
+    the tokens `ids_D` alone where they are given, by a copy of their rows in `dtype`."""
     head = model.get_output_embeddings()
     if ids_D is not None:
-        bias = None if getattr(head, "bias", None) is None else head.bias[ids_D]
-        head = partial(F.linear, weight=head.weight[ids_D], bias=bias)
+        bias = None if getattr(head, "bias", None) is None else head.bias[ids_D].to(dtype)
+        head = partial(F.linear, weight=head.weight[ids_D].to(dtype), bias=bias)
     config = model.config.get_text_config(decoder=True).to_dict()
     multiply = config.get("logit_scale") or 1.0  # Cohere
     divide = config.get("logits_scaling") or 1.0  # Granite
@@ -443,8 +445,8 @@ class EmbeddingAndHead:
 
     def head_over(self, ids_D: Tensor) -> Callable[[Tensor], Tensor]:
         self._follow(ids_D)
-        logits, dtype = causal_head(self._model, ids_D), self.head_weight().dtype
-        return lambda hidden: logits(hidden.to(dtype)).to(self.dtype)
+        # in the precision of the training: products of bfloat16 are slow on many processors
+        return causal_head(self._model, ids_D, self.dtype)
 
     def head_weight(self) -> Tensor:
         weight: Tensor = self._model.get_output_embeddings().weight

@@ -40,7 +40,8 @@ class PairEngine(Runner):
         self.token_of_V = None if ids_D is None else ids_D.cpu().contiguous()
         """Ids of the draft vocabulary's tokens; None: all of them."""
         weight = target.head_weight().detach()
-        head = torch.nn.Linear(*weight.shape[::-1], bias=False, device="meta")
+        rows, width = weight.shape
+        head = torch.nn.Linear(width, rows, bias=False, device="meta")
         head.weight = torch.nn.Parameter(weight if ids_D is None else weight[ids_D], False)
         self._open(
             Model(

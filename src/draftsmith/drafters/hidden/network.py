@@ -257,7 +257,8 @@ class FusionNetwork(Network):
         assert self.d2t is not None
         made_of = (target, self.d2t._version, predict.device)
         if self._narrow is None or self._narrow[0] != made_of:
-            self._narrow = (made_of, target.head_over(ids_D))
+            with torch.inference_mode(False):  # training may use it, too
+                self._narrow = (made_of, target.head_over(ids_D))
         return self._narrow[1](predict)
 
 

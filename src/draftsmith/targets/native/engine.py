@@ -295,7 +295,7 @@ class Runner:
         """
         width = tokens_BT.shape[1]
         see_BTC = np.asarray(block.see_BTC)
-        real_BT = see_BTC.any(-1)
+        real_BT = np.asarray(see_BTC.any(-1))
         row_of, place = (part.astype(np.int32) for part in np.nonzero(real_BT))
         count = len(row_of)
         token = np.asarray(tokens_BT, dtype=np.int64)[real_BT]
