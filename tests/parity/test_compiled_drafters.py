@@ -3,6 +3,8 @@ drafted in one call against the same chains token by token."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import RequestBatch, TreeShape
 from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
@@ -21,6 +25,7 @@ from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.tree_growth import ModelReader
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
+from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native.library import compiler
 from draftsmith.targets.toy import tiny_target
@@ -61,15 +66,25 @@ def made(kind: str, target: HFTarget, **options: Any) -> FeatureDrafter:
     return drafter.eval()
 
 
-def reader_of(drafter: FeatureDrafter, target: HFTarget, *, in_engine: bool) -> PairReader:
+def reader_of(
+    drafter: FeatureDrafter,
+    target: HFTarget,
+    *,
+    in_engine: bool,
+    lengths: tuple[int, ...] = LENGTHS,
+) -> PairReader:
     """Behind ragged texts whose features were drawn."""
     draw = np.random.default_rng(1)
-    known = [draw.integers(V, size=n).tolist() for n in LENGTHS]
+    known = [draw.integers(V, size=n).tolist() for n in lengths]
     engine = drafter._engine() if in_engine else None
     assert (engine is None) != in_engine
     spec = layer_spec(drafter.layer, target) if engine is None else engine.spec
     state = new_state(known, target, spec, H, 32)
-    some = [draw.normal(size=(n - 1, H)).astype(np.float32) for n in LENGTHS]
+    draws = [np.random.default_rng(n) for n in lengths]
+    some = [
+        one.normal(size=(n - 1, H)).astype(np.float32)
+        for one, n in zip(draws, lengths, strict=True)
+    ]
     state.features.append([torch.from_numpy(one) for one in some])
     return PairReader(drafter.network, target, state, engine)
 
@@ -91,7 +106,8 @@ def read(reader: Any, levels: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_are_what_the_network_computes(kind: str) -> None:
-    """Ragged rows, then a tree of three levels; float32 on both sides."""
+    """Ragged rows, then a tree of three levels; float32 on both sides, whose roundings such weights
+    amplify from level to level."""
     target = compiled()
     drafter = made(kind, target)
     theirs = read(reader_of(drafter, target, in_engine=True), 3)
@@ -101,7 +117,7 @@ def test_pairs_are_what_the_network_computes(kind: str) -> None:
         known = ~one.isinf()
         assert known.float().mean() == (40 / V if drafter.config.draft_vocab else 1)
         spread = float(other[known].std())
-        torch.testing.assert_close(one[known], other[known], rtol=1e-4, atol=1e-4 * spread)
+        torch.testing.assert_close(one[known], other[known], rtol=1e-3, atol=1e-3 * spread)
 
 
 @torch.inference_mode()
@@ -127,6 +143,21 @@ def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
     assert chain is not None
     assert torch.equal(chain, token_by_token(reader_of(drafter, target, in_engine=True), 5))
     assert len(chain.unique()) > 3, "one token all over shows little"
+
+
+def test_a_row_without_pairs_leaves_the_others_as_they_are() -> None:
+    """A session may have rewound it to its beginning."""
+    target = compiled()
+    drafter = made("griffin, 40 tokens", target)
+
+    def chain(*lengths: int) -> Tensor:
+        found = reader_of(drafter, target, in_engine=True, lengths=lengths).chain(4)
+        assert found is not None
+        return found
+
+    assert torch.equal(chain(9, 6, 1)[:2], chain(9, 6))
+    some = reader_of(drafter, target, in_engine=True, lengths=(1, 9))
+    assert some.chain(4) is not None and some._state.cache.lengths_B.tolist() == [0, 8]
 
 
 def draft_reader(target: HFTarget, subset: VocabularySubset | None) -> ModelReader:
@@ -189,6 +220,69 @@ def test_weights_that_change_are_taken_over() -> None:
     theirs = read(reader_of(drafter, target, in_engine=True), 1)
     ours = read(reader_of(drafter, target, in_engine=False), 1)
     torch.testing.assert_close(theirs[1], ours[1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_drafter_may_be_bound_in_inference_mode() -> None:
+    target = compiled()
+    with torch.inference_mode():
+        drafter = made("eagle, 40 tokens", target)
+        assert reader_of(drafter, target, in_engine=True).chain(2) is not None
+
+
+def test_a_vocabulary_that_changes_is_taken_over() -> None:
+    target = compiled()
+    drafter = made("eagle, 40 tokens", target)
+    drafter._engine()
+    drafter.choose_vocabulary(torch.arange(V, dtype=torch.float32))
+    engine = drafter._engine()
+    assert engine is not None and engine.token_of_D is not None
+    assert engine.token_of_D.tolist() == list(range(V - 40, V))
+
+
+@pytest.mark.parametrize(
+    ("cls", "compiles", "why"),
+    [
+        (Eagle, False, "the target does not run there"),
+        (Eagle3, True, "its kind of network"),
+    ],
+)
+def test_a_format_that_nothing_computes_in_is_refused(
+    cls: type[FeatureDrafter], compiles: bool, why: str
+) -> None:
+    model = tiny_target(V, seed=3, hidden=H, dtype=torch.float32, max_length=CONTEXT).model
+    target = HFTarget(model, compile=compiles, end_ids=frozenset())
+    drafter = cls(cls.Config(weights="int4"))
+    drafter.bind(target)
+    with pytest.raises(UnsupportedModel, match=f"weights=int4: .*{why}"):
+        drafter._engine()
+    with pytest.raises(InputError, match="weights must be one of auto, bf16"):
+        cls.Config(weights="int5")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "draft model"])
+def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(kind: str) -> None:
+    """They are fed nothing from then on."""
+    target = compiled()
+    drafter: Any = (
+        made("eagle", target)
+        if kind == "eagle"
+        else Independent(Independent.Config(), model=target)
+    )
+    drafter.bind(target)
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    options = DecodeOptions(max_new_tokens=20, shape=TreeShape.chain(4))
+    (first,) = [
+        step.emitted for step in itertools.islice(decode(target, drafter, prompts, options), 1)
+    ]
+    options = replace(options, stop_token_ids=(first[0][0],))
+
+    def steps(session: Session | None) -> list[Any]:
+        found = decode(target, drafter, prompts, options, session=session)
+        return [(one.emitted, one.accepted) for one in found]
+
+    alone = steps(None)
+    assert len(alone) > 2 and not alone[-1][0][0], "the first row ends before the others"
+    assert steps(Session()) == alone
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

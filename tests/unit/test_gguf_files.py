@@ -270,6 +270,17 @@ def test_scaled_positions_are_taken_over(
     ("how", "wanted"),
     [
         ({"tensors": {files.ROPE_FREQS: np.full(16, 3, np.float32)}}, "scales its positions"),
+        (
+            {
+                "about": {
+                    "rope.scaling.type": "yarn",
+                    "rope.scaling.factor": 4.0,
+                    "rope.scaling.original_context_length": 32,
+                    "rope.scaling.yarn_log_multiplier": 0.1,
+                }
+            },
+            r"positions .*yarn_log_multiplier",
+        ),
         ({"about": {"rope.scaling.type": "longrope"}}, r"positions .*longrope"),
         ({"about": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, r"positions .*yarn"),
         ({"tensors": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, r"blk\.0\.attn_q\.bias"),

@@ -196,7 +196,7 @@ class Quickstart:
             )
             return
         target = open_model(ModelConfig(target=REAL))
-        shipped = found_beside(REAL_DRAFTER)
+        shipped = found_beside(REAL_DRAFTER, "config.json")
         names = ("prompt_lookup", *([] if shipped is None else [str(shipped)]))
         arms = open_drafters(names, DraftingConfig(draft_length=DRAFT_LENGTH), target)
         by = (
@@ -507,9 +507,12 @@ def find_models(given: Path | None) -> Path:
     Raises:
         BackendError: it is not where it should be.
     """
-    place = found_beside(MODELS) if given is None else _short(given)
-    whole = place is not None and (place / "target" / "config.json").is_file()
-    if place is not None and whole and (place / "draft").is_dir():
+    parts = ("target/config.json", "draft")
+    if given is None:
+        place = found_beside(MODELS, *parts)
+    else:
+        place = _short(given) if all((given / part).exists() for part in parts) else None
+    if place is not None:
         return place
     raise BackendError(
         f"There are no folders target and draft with models in {given or MODELS}: run this from a "
@@ -518,10 +521,11 @@ def find_models(given: Path | None) -> Path:
     )
 
 
-def found_beside(folder: Path) -> Path | None:
-    """A folder of the checkout, or of the working directory; None: it is in neither."""
-    places = (_ROOT / folder, folder)
-    return next((_short(place) for place in places if place.is_dir()), None)
+def found_beside(folder: Path, *parts: str) -> Path | None:
+    """A folder of the checkout, or of the working directory, that has these parts; None: it is in
+    neither."""
+    whole = [at for at in (_ROOT / folder, folder) if all((at / one).exists() for one in parts)]
+    return _short(whole[0]) if whole else None
 
 
 def _short(place: Path) -> Path:

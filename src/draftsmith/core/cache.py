@@ -74,6 +74,12 @@ class Block:
     def positions(self, device: torch.device) -> Tensor:
         return to_device(self.positions_BT, device)
 
+    @property
+    def pending_B(self) -> np.ndarray:
+        """[B] how many tokens each row is fed, of a block of pending tokens alone."""
+        counts_B: np.ndarray = np.asarray(self.see_BTC)[:, -1].sum(-1)
+        return counts_B
+
     def stop_at(self, last: int) -> None:
         """Positions beyond this one stand still there."""
         self.positions_BT = self.positions_BT.clip(max=last)

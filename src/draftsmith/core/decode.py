@@ -15,11 +15,12 @@ prompt, so a drafter that needs no target signals drafts in it already.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftsmith.config import at_least, check_plain, require, require_kind, short
 from draftsmith.core.cache import KVCache, lay_out
@@ -42,6 +43,7 @@ from draftsmith.core.types import (
     LengthPolicy,
     RequestBatch,
     Signals,
+    TargetOutput,
     TreeShape,
     Verdict,
 )
@@ -253,12 +255,13 @@ def decode(
                 if options.static_shapes:
                     tree = pad_nodes(tree, drafter.max_nodes(shape))
             with recorder.time("target"):
-                if drafter.signals == Signals():  # else the drafter reads those of all tokens
-                    pending = feed_beginning(target, cache, pending)
+                beginnings = _Beginnings(len(pending))
+                fed = feed_beginning(target, cache, pending, drafter.signals, beginnings.keep)
                 parents: Any = tree.parents_BN  # as an array, unless only the device knows them
                 parents = parents.numpy() if parents.device.type == "cpu" else parents
-                tokens_BT, block = lay_out(cache, pending, tree.tokens_BN, parents)
+                tokens_BT, block = lay_out(cache, fed, tree.tokens_BN, parents)
                 out = target.forward(tokens_BT, block, 1 + tree.num_nodes, drafter.signals)
+                out = beginnings.before(out, [len(row) + tree.num_nodes for row in fed])
             with recorder.time("verify"), torch.inference_mode():
                 tree, verdict = verify_step(
                     tree,
@@ -272,7 +275,7 @@ def decode(
                 )
             verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending)
             # pending tokens and accepted path stay; a row that was done before keeps what it had
-            head = [len(known) * step.active[i] for i, known in zip(live, pending, strict=True)]
+            head = [len(known) * step.active[i] for i, known in zip(live, fed, strict=True)]
             cache.commit(np.array(head), verdict.path_BD.numpy(), verdict.num_accepted_B.numpy())
             with recorder.time("draft"), torch.inference_mode():
                 state = drafter.advance(
@@ -302,6 +305,38 @@ def decode(
         cache.rollback()
         if options.policy is not None:
             options.policy.learn([row.counts for row in rows])
+
+
+class _Beginnings:
+    """Signals of what was fed before a step's own forward: those of a drafter are of all tokens.
+
+    fed before    a b c | d e f            the step's signals   . . . g h n0
+                        | u v                                   . . . w x n0
+    together      a b c d e f g h n0
+                  . . . . u v w x n0       on the right, as ragged rows stand
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._signals: list[list[Tensor]] = [[] for _ in range(rows)]
+
+    def keep(self, fed: list[Sequence[int]], out: TargetOutput) -> None:
+        if out.signals_BTS is not None:
+            for b, piece in enumerate(fed):
+                if piece:
+                    self._signals[b].append(out.signals_BTS[b, -len(piece) :])
+
+    def before(self, out: TargetOutput, counts: Sequence[int]) -> TargetOutput:
+        """The output of the step's own forward, in which `counts` tokens of each row stand on the
+        right, with these signals in front of its own."""
+        if out.signals_BTS is None or not any(self._signals):
+            return out
+        rows = [
+            torch.cat([*earlier, own[len(own) - count :]])
+            for earlier, own, count in zip(self._signals, out.signals_BTS, counts, strict=True)
+        ]
+        width = max(map(len, rows))
+        padded = [torch.nn.functional.pad(row, (0, 0, width - len(row), 0)) for row in rows]
+        return replace(out, signals_BTS=torch.stack(padded))
 
 
 def _open(

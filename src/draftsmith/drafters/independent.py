@@ -48,7 +48,7 @@ from draftsmith.drafters.vocabulary import (
 )
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.base import Target
-from draftsmith.targets.config import Weights
+from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import causal_head
 
 
@@ -87,6 +87,9 @@ class Independent(Drafter):
         """Format that the compiled engine computes the draft model in: no output depends on it."""
         revision: str = ""
         """Branch, tag or commit of a hub model; empty: its main branch."""
+
+        def __post_init__(self) -> None:
+            check_weights(self.weights)
 
     config: Config
     trains = True

@@ -26,7 +26,7 @@ from draftsmith.core.trees import depths, history_at, levels, sees, shape_parent
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
-from draftsmith.targets.native.engine import Runner
+from draftsmith.targets.native.engine import engine_of
 
 
 class Reader(Protocol):
@@ -87,7 +87,7 @@ class ModelReader:
 
     def chain(self, steps: int) -> Tensor | None:
         """See `Reader`."""
-        engine: Runner | None = getattr(self._model, "compiled", None)
+        engine = engine_of(self._model)
         if engine is None:
             return None
         fed, block = self._pending()
@@ -100,9 +100,8 @@ class ModelReader:
         """Feed and commit what the cache lacks of the known tokens."""
         fed, block = self._pending()
         stay_inside(self._model, block)
-        counts_B = np.asarray(block.see_BTC)[:, -1].sum(-1)
         logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
-        self._cache.commit(counts_B)
+        self._cache.commit(block.pending_B)
         return self._vocabularies.to_target(logits_BNV[:, -1])
 
     def _pending(self) -> tuple[np.ndarray, Block]:

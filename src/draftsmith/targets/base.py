@@ -113,20 +113,31 @@ class VocabLimitedTarget:
         return replace(out, logits_BNV=out.logits_BNV[..., : self.vocab_size])
 
 
+_NO_SIGNALS = Signals()
+
+
 def feed_beginning(
-    target: Target, cache: KVCache, pending: Sequence[Sequence[int]]
+    target: Target,
+    cache: KVCache,
+    pending: Sequence[Sequence[int]],
+    signals: Signals = _NO_SIGNALS,
+    on_piece: Callable[[list[Sequence[int]], TargetOutput], None] = lambda fed, out: None,
 ) -> list[Sequence[int]]:
     """Feed and commit what lies before the last `CHUNK` pending tokens of each row.
+
+    Args:
+        on_piece: called with what each row was fed by a forward, and what that gave.
 
     Returns:
         The pending tokens that are left, at most `CHUNK` per row and the root among them.
     """
     left = list(pending)
     while any(len(row) > CHUNK for row in left):
+        pieces: list[Sequence[int]]
         pieces = [row[: min(CHUNK, len(row) - CHUNK)] if len(row) > CHUNK else [] for row in left]
         tokens, block = lay_out(cache, pieces)
         stay_inside(target, block)
-        target.forward(torch.from_numpy(tokens), block, 1, Signals())
+        on_piece(pieces, target.forward(torch.from_numpy(tokens), block, 1, signals))
         cache.commit(np.array([len(piece) for piece in pieces]))
         left = [row[len(piece) :] for row, piece in zip(left, pieces, strict=True)]
     return left

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from draftsmith.config import Configuration, require
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Attention = Literal["sdpa", "eager"]
 Weights = Literal["auto", "bf16", "w8a8", "int8", "int4"]
+
+
+def check_weights(weights: str) -> None:
+    """InputError for a format of weights that there is not."""
+    known = ", ".join(get_args(Weights))
+    require(weights in get_args(Weights), f"weights must be one of {known}, got {weights!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

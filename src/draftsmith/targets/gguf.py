@@ -262,7 +262,12 @@ def _take_rope(config: Any, file: Path, index: Mapping[str, Any]) -> None:
         rope = {"rope_type": "linear", "factor": factor}
     elif freqs is None and kind == "yarn" and original:
         rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    if rope is None:
+    known = {"type", "factor", "original_context_length", "finetuned"}
+    more = {name.removeprefix("rope.scaling.") for name in about if "rope.scaling." in name} - known
+    if "attn_factor" in more and about["rope.scaling.attn_factor"] == 1.0:
+        more.remove("attn_factor")
+    if rope is None or more:
+        kind = ", ".join([kind, *sorted(more)])
         raise BackendError(
             f"The GGUF file {os.fspath(file)!r} scales its positions in a way that is not read "
             f"from such files ({kind}{', with ' + ROPE_FREQS if freqs else ''}): use the "

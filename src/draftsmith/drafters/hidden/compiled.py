@@ -12,8 +12,16 @@ import torch
 
 from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.hidden.network import FusionNetwork, Network
+from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.config import Weights
-from draftsmith.targets.native.engine import STATIC_ROPE, Engine, Runner, unfit
+from draftsmith.targets.native.engine import (
+    STATIC_ROPE,
+    Engine,
+    Runner,
+    engine_of,
+    too_large,
+    unfit,
+)
 from draftsmith.targets.native.library import Fusion, Layer, Matrix, Model
 
 
@@ -37,12 +45,13 @@ class PairEngine(Runner):
             linear = getattr(parts, name)
             setattr(fusion, name, Matrix() if linear is None else self._packed([linear]))
         ids_D = network.target_ids
-        self.token_of_V = None if ids_D is None else ids_D.cpu().contiguous()
+        self.token_of_D = None if ids_D is None else ids_D.cpu().contiguous()
         """Ids of the draft vocabulary's tokens; None: all of them."""
-        weight = target.head_weight().detach()
-        rows, width = weight.shape
-        head = torch.nn.Linear(width, rows, bias=False, device="meta")
-        head.weight = torch.nn.Parameter(weight if ids_D is None else weight[ids_D], False)
+        head = engine.model.head  # where it lies, too
+        if ids_D is not None:
+            rows = torch.nn.Linear(config.hidden_size, len(ids_D), bias=False, device="meta")
+            rows.weight = torch.nn.Parameter(target.head_weight().detach()[ids_D], False)
+            head = self._packed([rows])
         self._open(
             Model(
                 layers=1,
@@ -57,7 +66,7 @@ class PairEngine(Runner):
                 layer=self._layers,
                 norm_out=None,
                 embedding=engine.model.embedding,
-                head=self._packed([head]),
+                head=head,
                 fusion=fusion,
             )
         )
@@ -68,14 +77,32 @@ class PairEngine(Runner):
 
 def pair_engine(network: Network, target: TargetView, weights: Weights) -> PairEngine | None:
     """The network as the extension runs it; None: PyTorch does, as the target or the network is
-    not one for it."""
-    engine: Engine | None = getattr(target, "compiled", None)
-    if engine is None or not isinstance(network, FusionNetwork) or not network.compiles:
-        return None
-    form = {"auto": "int8" if engine.quantised else engine.form, "bf16": "bfloat16"}
-    named = form.get(weights, weights)
+    not one for it.
+
+    Raises:
+        UnsupportedModel: a format of weights was asked for that only the extension computes in.
+    """
+    engine, why = engine_of(target), "the target does not run there"
+    if engine is not None:
+        form = {"auto": "int8" if engine.quantised else engine.form, "bf16": "bfloat16"}
+        named = form.get(weights, weights)
+        why = _why_not(network, named)
+        if why is None:
+            assert isinstance(network, FusionNetwork)
+            return PairEngine(network, target, engine, named)
+    if weights != "auto":
+        raise UnsupportedModel(
+            f"drafter option weights={weights}: this drafter is not run by the compiled engine, "
+            f"since {why}; leave the option out"
+        )
+    return None
+
+
+def _why_not(network: Network, form: str) -> str | None:
+    if not isinstance(network, FusionNetwork) or not network.compiles:
+        return "its kind of network is not written there"
     config = network.config
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in STATIC_ROPE or unfit(config, config.head_dim, named):
-        return None
-    return PairEngine(network, target, engine, named)
+    if rope not in STATIC_ROPE:
+        return f"its rotary embedding ({rope}) changes with the length of the text"
+    return unfit(config, config.head_dim, form) or too_large(network, form)

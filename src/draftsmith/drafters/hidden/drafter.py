@@ -66,10 +66,10 @@ from draftsmith.drafters.hidden.checkpoint import (
     target_facts,
 )
 from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
-from draftsmith.drafters.hidden.network import Network, draft_config
+from draftsmith.drafters.hidden.network import Network, draft_config, version_of
 from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import InputError
-from draftsmith.targets.config import Weights
+from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import loading
 
 
@@ -198,15 +198,14 @@ class PairReader:
             most=engine.model.head.rows,
             limit=self._target.max_length,
             feature_BPH=feature_BPS,
-            token_of_V=engine.token_of_V,
+            token_of_D=engine.token_of_D,
         )
-        return best_BN if engine.token_of_V is None else engine.token_of_V[best_BN]
+        return best_BN if engine.token_of_D is None else engine.token_of_D[best_BN]
 
     def root(self) -> Tensor:
         tokens_BP, feature_BPS, block = self._pending()
         predict, regress = self._read(torch.from_numpy(tokens_BP), feature_BPS, block, keep=1)
-        counts_B = np.asarray(block.see_BTC)[:, -1].sum(-1)
-        self._state.cache.commit(counts_B)
+        self._state.cache.commit(block.pending_B)
         self._above_BTH = regress[:, -1:]
         return predict[:, -1]
 
@@ -397,6 +396,7 @@ class FeatureDrafter(TrainedDrafter):
 
         def __post_init__(self) -> None:
             at_least(0, noise=self.noise, seed=self.seed)
+            check_weights(self.weights)
 
     config: Config
     eval_steps = 5
@@ -475,10 +475,12 @@ class FeatureDrafter(TrainedDrafter):
         return state
 
     def _engine(self) -> PairEngine | None:
-        """The network in the compiled engine, made again where its weights have changed."""
-        made_of = (self.target, *(one._version for one in self.network.parameters()))
+        """The network in the compiled engine, made again where its weights have changed (by an
+        optimiser or by new tensors; what is written to `.data` is not seen)."""
+        network, weights = self.network, self.config.weights
+        made_of = (self.target, *map(version_of, (*network.parameters(), *network.buffers())))
         if self._compiled is None or self._compiled[0] != made_of:
-            self._compiled = (made_of, pair_engine(self.network, self.target, self.config.weights))
+            self._compiled = (made_of, pair_engine(network, self.target, weights))
         return self._compiled[1]
 
     def _signal_width(self) -> int:

@@ -255,11 +255,16 @@ class FusionNetwork(Network):
         if ids_D is None:
             return target.head(predict)
         assert self.d2t is not None
-        made_of = (target, self.d2t._version, predict.device)
+        made_of = (target, version_of(self.d2t), version_of(target.head_weight()), predict.device)
         if self._narrow is None or self._narrow[0] != made_of:
             with torch.inference_mode(False):  # training may use it, too
                 self._narrow = (made_of, target.head_over(ids_D))
         return self._narrow[1](predict)
+
+
+def version_of(tensor: Tensor) -> tuple[int, int]:
+    """Tells a tensor from what it was before a change."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 def target_ids(d2t: Tensor) -> Tensor:

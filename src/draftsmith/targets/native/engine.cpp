@@ -193,7 +193,8 @@ struct Call {
 
 // A chain of the most probable tokens, drafted behind the tokens of a `Call`.
 struct Chain {
-  int32_t rows, steps, vocab;         // vocab: rows of the head that count
+  int32_t rows, steps, vocab;         // rows: of which the call asks logits; vocab: of the head
+  const int32_t* row;                 // [rows] of the cache
   const int32_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again
   const int32_t* committed;           // [rows], once the call's tokens are
   const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
@@ -585,8 +586,8 @@ struct Engine {
     state.resize(model.fusion.fc.data ? (size_t)rows * H : 0);
     std::vector<float> feature(state.size());
     std::vector<int64_t> token(rows);
-    std::vector<int32_t> position(rows), row(rows), slot(rows), from(rows + 1), seen, at(rows);
-    for (int b = 0; b < rows; ++b) row[b] = at[b] = b;
+    std::vector<int32_t> position(rows), slot(rows), from(rows + 1), seen, at(rows);
+    for (int b = 0; b < rows; ++b) at[b] = b;
     call.logits = found.data();
     for (int step = 0;; ++step) {
       run(call);
@@ -607,7 +608,7 @@ struct Engine {
       }
       feature = state;
       call.tokens = call.num_logits = rows;
-      call.token = token.data(), call.position = position.data(), call.row = row.data();
+      call.token = token.data(), call.position = position.data(), call.row = chain.row;
       call.slot = slot.data(), call.committed = chain.committed;
       call.seen_from = from.data(), call.seen = seen.data();
       call.feature = feature.data(), call.logit_at = at.data();

@@ -73,6 +73,12 @@ def unfit(config: Any, width: int, form: str) -> str | None:
     return None
 
 
+def engine_of(target: object) -> Engine | None:
+    """What runs the target's forwards; None: PyTorch does."""
+    engine: Engine | None = getattr(target, "compiled", None)
+    return engine
+
+
 def too_large(model: Any, form: str) -> str | None:
     """Why this model cannot be packed beside its own weights; None: memory is there."""
     needed = _BYTES[form] * sum(weight.numel() for weight in model.parameters())
@@ -235,7 +241,7 @@ class Runner:
         most: int,
         limit: int | None = None,
         feature_BPH: Tensor | None = None,
-        token_of_V: Tensor | None = None,
+        token_of_D: Tensor | None = None,
     ) -> Tensor:
         """Feed and commit these tokens, and draft a chain of the most probable ones behind the last
         of each row, all but the last of which stay staged in the block's cache.
@@ -244,13 +250,13 @@ class Runner:
             most: rows of the head that count.
             limit: the length of the context; positions beyond it stand still at its end.
             feature_BPH: see `forward`; later tokens are read with the network's own states.
-            token_of_V: [V] the token that a row of the head stands for; None: its number.
+            token_of_D: the token that each row of the head stands for; None: its number.
 
         Returns:
-            [B, steps] rows of the head.
+            [B, steps] rows of the head; zeros for a row that is fed nothing.
         """
         cache, rows, again = block.cache, len(tokens_BP), steps - 1
-        counts_B = np.asarray(block.see_BTC)[:, -1].sum(-1)
+        counts_B = block.pending_B
         cache.commit(counts_B)
         alone_BN = np.broadcast_to(np.tri(again, dtype=bool), (rows, again, again))
         depth_BN = np.broadcast_to(np.arange(again), (rows, again))
@@ -259,22 +265,26 @@ class Runner:
             block.stop_at(limit - 1)
             staged.stop_at(limit - 1)
         call, _, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
-        position = np.ascontiguousarray(staged.positions_BT, dtype=np.int32)
-        slot = np.ascontiguousarray(staged.columns_BC, dtype=np.int32)
-        committed = cache.lengths_B.astype(np.int32)
-        best_BN = torch.empty((rows, steps), dtype=torch.int64)
+        (row,) = np.nonzero(counts_B)
+        position = np.asarray(staged.positions_BT, dtype=np.int32)[row]
+        slot = np.asarray(staged.columns_BC, dtype=np.int32)[row]
+        committed, row_of = cache.lengths_B.astype(np.int32)[row], row.astype(np.int32)
+        best_RN = torch.empty((len(row), steps), dtype=torch.int64)
         chain = Chain(
-            rows=rows,
+            rows=len(row),
             steps=steps,
             vocab=most,
+            row=row_of.ctypes.data,
             position=position.ctypes.data,
             slot=slot.ctypes.data,
             committed=committed.ctypes.data,
-            token_of=None if token_of_V is None else token_of_V.data_ptr(),
-            best=best_BN.data_ptr(),
+            token_of=None if token_of_D is None else token_of_D.data_ptr(),
+            best=best_RN.data_ptr(),
         )
         self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain))
         del held
+        best_BN = torch.zeros((rows, steps), dtype=torch.int64)
+        best_BN[torch.from_numpy(row)] = best_RN
         return best_BN
 
     def _call(
@@ -393,7 +403,7 @@ class Engine(Runner):
 def _laid_out(values_NX: Tensor, real_BT: np.ndarray) -> Tensor:
     """[N, X] -> [B, T, X], zeros where nothing was computed."""
     if real_BT.all():
-        return values_NX.view(*real_BT.shape, -1)
+        return values_NX.view(*real_BT.shape, values_NX.shape[-1])
     out = values_NX.new_zeros((*real_BT.shape, values_NX.shape[-1]))
     out[torch.from_numpy(real_BT)] = values_NX
     return out

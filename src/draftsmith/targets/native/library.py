@@ -127,7 +127,10 @@ class Chain(Structure):
 
     _fields_ = [
         *[(name, c_int32) for name in ("rows", "steps", "vocab")],
-        *[(name, c_void_p) for name in ("position", "slot", "committed", "token_of", "best")],
+        *[
+            (name, c_void_p)
+            for name in ("row", "position", "slot", "committed", "token_of", "best")
+        ],
     ]
 
 

@@ -101,6 +101,7 @@ def pack(
         return PackedMatrix(library, form, (rows, cols), 0, {"data": data}, bias_R)
     if form == "int4":
         return pack_blocks(library, quantise_int4(weight_RK), bias_R)
+    assert form in ("int8", "w8a8"), form
     return _pack_int8(
         library, *quantise_int8(weight_RK, wide_group(cols) if form == "w8a8" else GROUP), bias_R
     )
