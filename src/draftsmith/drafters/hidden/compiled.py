@@ -82,9 +82,10 @@ def pair_engine(network: Network, target: TargetView, weights: Weights) -> PairE
     Raises:
         UnsupportedModel: a format of weights was asked for that only the extension computes in.
     """
-    engine, why = engine_of(target), "the target does not run there"
+    engine = engine_of(target)
+    why: str | None = "the target does not run there"
     if engine is not None:
-        form = {"auto": "int8" if engine.quantised else engine.form, "bf16": "bfloat16"}
+        form = {"auto": "int4" if engine.quantised else engine.form, "bf16": "bfloat16"}
         named = form.get(weights, weights)
         why = _why_not(network, named)
         if why is None:

@@ -392,7 +392,7 @@ class FeatureDrafter(TrainedDrafter):
         """Training: knows so many tokens, those that answers hold most often; 0: all."""
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
-        int8 beside a target in 4 or 8 bits, else the target's."""
+        int4 beside a target in 4 or 8 bits, else the target's."""
 
         def __post_init__(self) -> None:
             at_least(0, noise=self.noise, seed=self.seed)
