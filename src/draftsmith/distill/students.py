@@ -32,7 +32,7 @@ from draftsmith.distill.objectives.distillation import (
     Imitation,
     Objective,
 )
-from draftsmith.drafters.base import COST, READING, Drafter, options_marked
+from draftsmith.drafters.base import ADDED, COST, READING, Drafter, options_marked
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
@@ -262,10 +262,13 @@ class NetworkStudent(StudentBase):
         return super().identity | {"drafter_options": options}
 
     def _options_but(self, *marks: Mapping[str, object]) -> dict[str, Any]:
-        """The drafter's options without those of these marks."""
+        """The drafter's options without those of these marks, and without what earlier versions did
+        not know and is as it was then."""
         config = self.learner.config
+        given, usual = as_dict(config), as_dict(type(config)())
         aside = {name for mark in marks for name in options_marked(config, mark)}
-        return {name: value for name, value in as_dict(config).items() if name not in aside}
+        aside |= {name for name in options_marked(config, ADDED) if given[name] == usual[name]}
+        return {name: value for name, value in given.items() if name not in aside}
 
     def objective(self, token: Distillation) -> Objective:
         given, own = self._options.imitation, self.learner.loss_weights

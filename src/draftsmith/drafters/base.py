@@ -243,6 +243,8 @@ STRUCTURE = {**TRAINING, "fixed": True}
 """Metadata of a training option that is fixed once weights exist."""
 COST = {**TRAINING, "free": True}
 """Metadata of a training option that changes time and memory, but not the weights."""
+ADDED = {"added": True}
+"""Metadata of an option that checkpoints of earlier versions do not know: they had its default."""
 READING = {"when": "reading"}
 """Metadata of an option that says how weights are read: no record of the drafter keeps it."""
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
-from draftsmith.drafters.base import TRAINING, LossWeights, TargetView, at_least
+from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
 from draftsmith.drafters.hidden.checkpoint import fused_by, read_config
 from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.hidden.network import (
@@ -106,6 +106,9 @@ class Eagle3(FeatureDrafter):
         """Training: each counts this much of the one before."""
         noise: float = field(default=0.0, metadata=TRAINING)
         """Training: none, as published."""
+        draft_vocab: int = field(default=0, metadata=STRUCTURE)
+        """Training: knows so many tokens, those that answers hold most often; 0: all. (Of the first
+        version, so checkpoints name it.)"""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -41,6 +41,7 @@ from draftsmith.core.types import (
     TreeShape,
 )
 from draftsmith.drafters.base import (
+    ADDED,
     COST,
     READING,
     STRUCTURE,
@@ -388,7 +389,7 @@ class FeatureDrafter(TrainedDrafter):
         """Training: uniform noise on features, of this width times 512 / tokens of the text."""
         seed: int = field(default=0, metadata=STRUCTURE)
         """Keys the first weights of a network that is trained from nothing."""
-        draft_vocab: int = field(default=0, metadata=STRUCTURE)
+        draft_vocab: int = field(default=0, metadata=STRUCTURE | ADDED)
         """Training: knows so many tokens, those that answers hold most often; 0: all."""
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
