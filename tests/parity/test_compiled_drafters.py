@@ -15,7 +15,8 @@ from torch import Tensor
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import RequestBatch, TreeShape
+from draftsmith.core.types import DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.drafters.base import TextState
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
@@ -23,7 +24,7 @@ from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
 from draftsmith.drafters.independent import Independent
-from draftsmith.drafters.tree_growth import ModelReader
+from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets.hf import HFTarget
@@ -132,6 +133,93 @@ def token_by_token(reader: Any, steps: int) -> Tensor:
     return torch.stack(chain, 1)
 
 
+def best_chain(reader: Any, steps: int) -> Tensor:
+    """As one call, of the most probable tokens."""
+    found = reader.chain(steps, None)
+    assert found is not None and found.logits_BNV is None
+    tokens: Tensor = found.tokens_BN
+    return tokens
+
+
+class LevelByLevel:
+    """A reader that cannot draft a chain by itself."""
+
+    def __init__(self, reader: Any) -> None:
+        self.root, self.level = reader.root, reader.level
+
+    def chain(self, steps: int, draws: object) -> None:
+        return None
+
+
+def drawn(reader: Any, temperature: float, seed: int) -> DraftTree:
+    """A chain of five; the second row may draft three."""
+    rows = len(LENGTHS)
+    known = [[1] * n for n in LENGTHS]
+    how = ChildSelection(
+        "sampled",
+        Sampler(temperature=temperature),
+        Noise(seed, range(rows), LENGTHS),
+        TextState(known=known, num_prompt=list(LENGTHS)),
+    )
+    with torch.inference_mode():
+        return grow(reader, TreeShape.chain(5), np.array([5, 3, 5]), how)
+
+
+def assert_same_draws(one: DraftTree, other: DraftTree) -> None:
+    """The same tokens from the same laws."""
+    for draft in (one, other):
+        assert draft.proposal is Proposal.SAMPLED
+    assert torch.equal(one.tokens_BN, other.tokens_BN)
+    assert torch.equal(one.parents_BN, other.parents_BN)
+    assert one.fed_BN is not None and other.fed_BN is not None
+    assert torch.equal(one.fed_BN, other.fed_BN)
+    laws = []
+    for draft in (one, other):
+        assert draft.q is not None and draft.q_rows_BN is not None
+        laws.append(draft.q.take(draft.q_rows_BN.flatten()).probs())
+    torch.testing.assert_close(laws[0], laws[1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 20.0])
+@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens"])
+def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
+    """With the noise that draws level by level have, so that the text of a seed is the same."""
+    target = compiled()
+    drafter = made(kind, target)
+    seen = set()
+    for seed in range(5):
+        one = drawn(reader_of(drafter, target, in_engine=True), temperature, seed)
+        other = LevelByLevel(reader_of(drafter, target, in_engine=True))
+        assert_same_draws(one, drawn(other, temperature, seed))
+        seen.add(tuple(one.tokens_BN.flatten().tolist()))
+    assert temperature <= 1 or len(seen) > 1, "the seed decides nothing"
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_a_chain_of_draws_of_a_draft_model_is_one_call(subset: bool) -> None:
+    target = compiled()
+    ids = VocabularySubset(torch.arange(40) * 2 + 1, 3) if subset else None
+    for seed in range(5):
+        one = drawn(draft_reader(target, ids), 0.8, seed)
+        assert_same_draws(one, drawn(LevelByLevel(draft_reader(target, ids)), 0.8, seed))
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}])
+def test_laws_that_are_cut_are_drawn_level_by_level(cut: dict[str, Any]) -> None:
+    """The engine draws from whole laws alone, and then their tail would be drafted."""
+    target = compiled()
+    how = ChildSelection(
+        "sampled",
+        Sampler(temperature=0.8, **cut),
+        Noise(1, range(3), LENGTHS),
+        TextState(known=[[1] * n for n in LENGTHS], num_prompt=list(LENGTHS)),
+    )
+    with torch.inference_mode():
+        tree = grow(draft_reader(target, None), TreeShape.chain(5), np.array([5] * 3), how)
+    assert tree.q is not None
+    assert ((tree.q.probs() > 0).sum(-1) < V).all()
+
+
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4", "w8a8", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
@@ -139,8 +227,7 @@ def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
     target = compiled()
     drafter = made(kind, target, weights=weights)
     reader = reader_of(drafter, target, in_engine=True)
-    chain = reader.chain(5)
-    assert chain is not None
+    chain = best_chain(reader, 5)
     assert torch.equal(chain, token_by_token(reader_of(drafter, target, in_engine=True), 5))
     assert len(chain.unique()) > 3, "one token all over shows little"
 
@@ -151,13 +238,12 @@ def test_a_row_without_pairs_leaves_the_others_as_they_are() -> None:
     drafter = made("griffin, 40 tokens", target)
 
     def chain(*lengths: int) -> Tensor:
-        found = reader_of(drafter, target, in_engine=True, lengths=lengths).chain(4)
-        assert found is not None
-        return found
+        return best_chain(reader_of(drafter, target, in_engine=True, lengths=lengths), 4)
 
     assert torch.equal(chain(9, 6, 1)[:2], chain(9, 6))
     some = reader_of(drafter, target, in_engine=True, lengths=(1, 9))
-    assert some.chain(4) is not None and some._state.cache.lengths_B.tolist() == [0, 8]
+    best_chain(some, 4)
+    assert some._state.cache.lengths_B.tolist() == [0, 8]
 
 
 def draft_reader(target: HFTarget, subset: VocabularySubset | None) -> ModelReader:
@@ -174,8 +260,7 @@ def draft_reader(target: HFTarget, subset: VocabularySubset | None) -> ModelRead
 def test_a_chain_of_a_draft_model_is_one_call(subset: VocabularySubset | None) -> None:
     target = compiled()
     reader = draft_reader(target, subset)
-    chain = reader.chain(6)
-    assert chain is not None
+    chain = best_chain(reader, 6)
     assert torch.equal(chain, token_by_token(draft_reader(target, subset), 6))
 
 
@@ -183,7 +268,7 @@ def test_a_chain_leaves_the_cache_as_levels_do() -> None:
     """All but the last node are staged, and an accepted path can be kept."""
     target = compiled()
     one, other = draft_reader(target, None), draft_reader(target, None)
-    assert one.chain(4) is not None
+    best_chain(one, 4)
     token_by_token(other, 4)
     for cache in (one._cache, other._cache):
         cache.commit(np.zeros(3, dtype=np.int64), np.array([[0, 1, 2]] * 3), np.array([3, 1, 0]))
@@ -203,8 +288,7 @@ def test_a_chain_stops_at_the_end_of_the_context() -> None:
     def reader() -> ModelReader:
         return ModelReader(draft, draft.new_cache(3, 32), known, padded(V, V))
 
-    chain = reader().chain(6)
-    assert chain is not None and torch.equal(chain, token_by_token(reader(), 6))
+    assert torch.equal(best_chain(reader(), 6), token_by_token(reader(), 6))
     assert target.vocab_size == V
 
 
@@ -226,7 +310,7 @@ def test_a_drafter_may_be_bound_in_inference_mode() -> None:
     target = compiled()
     with torch.inference_mode():
         drafter = made("eagle, 40 tokens", target)
-        assert reader_of(drafter, target, in_engine=True).chain(2) is not None
+        best_chain(reader_of(drafter, target, in_engine=True), 2)
 
 
 def test_a_vocabulary_that_changes_is_taken_over() -> None:
@@ -289,13 +373,10 @@ def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(ki
 def test_a_draft_model_drafts_its_chain_in_one_call(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At temperature 0; draws have a law for every token, level by level."""
+    """Of the best tokens or of draws, which bring their laws."""
     target = compiled()
-    asked: list[int] = []
-    whole = ModelReader.chain
-    monkeypatch.setattr(
-        ModelReader, "chain", lambda self, steps: asked.append(steps) or whole(self, steps)
-    )
+    levels: list[object] = []
+    monkeypatch.setattr(ModelReader, "level", lambda *asked: levels.append(asked))
     model = tiny_target(V, seed=8, hidden=H, dtype=torch.float32, max_length=CONTEXT).model
     drafter = Independent(
         Independent.Config(), model=HFTarget(model, compile=True, end_ids=frozenset())
@@ -309,5 +390,5 @@ def test_a_draft_model_drafts_its_chain_in_one_call(
         Sampler(temperature=temperature),
         Noise(0, (0,), [3]),
     )
-    assert asked == ([3] if temperature == 0 else [])
+    assert not levels
     assert tree.num_nodes == 3 and (tree.q is None) == (temperature == 0)

@@ -26,7 +26,7 @@ from draftsmith.core.trees import depths, history_at, levels, sees, shape_parent
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
-from draftsmith.targets.native.engine import engine_of
+from draftsmith.targets.native.engine import Draws, engine_of
 
 
 class Reader(Protocol):
@@ -36,8 +36,8 @@ class Reader(Protocol):
         """[B, V] logits over the target's vocabulary, behind the last known token."""
         ...
 
-    def chain(self, steps: int) -> Tensor | None:
-        """In place of `root` and `level`: [B, steps], a chain of the most probable tokens, all but
+    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
+        """In place of `root` and `level`: a chain of the most probable tokens, or of draws, all but
         the last of which were fed; None: it has no faster way to one."""
         ...
 
@@ -49,6 +49,15 @@ class Reader(Protocol):
             above_BF: each one's parent among the nodes of the level before (0: the root).
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """What a reader drafted by itself."""
+
+    tokens_BN: Tensor
+    logits_BNV: Tensor | None
+    """Over the target's vocabulary, those that each token was drawn from; None: it was not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,16 +94,21 @@ class ModelReader:
         self._vocabularies = vocabularies
         self._depth = 0
 
-    def chain(self, steps: int) -> Tensor | None:
+    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
         """See `Reader`."""
         engine = engine_of(self._model)
         if engine is None:
             return None
+        known = self._vocabularies
         fed, block = self._pending()
-        best_BN = engine.chain(
-            fed, block, steps, most=self._vocabularies.known, limit=self._model.max_length
+        chosen_BN, own_BNV = engine.chain(
+            fed, block, steps, most=known.known, limit=self._model.max_length, draws=draws
         )
-        return self._vocabularies.target_ids(best_BN)
+        logits_BNV = None
+        if own_BNV is not None:
+            wide = known.to_target(own_BNV.flatten(0, 1))
+            logits_BNV = wide.view(*chosen_BN.shape, known.size)
+        return Chain(tokens_BN=known.target_ids(chosen_BN), logits_BNV=logits_BNV)
 
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
@@ -224,10 +238,21 @@ class ChildSelection:
     texts: TextState
 
     @property
-    def takes_best(self) -> bool:
-        """A chain holds the tokens of the highest logits, as they are."""
+    def reads_logits_alone(self) -> bool:
+        """A chain's tokens are the best by their logits, or draws from softmax(logits / T)."""
         sampler = self.sampler
-        return self.choice == "greedy" and not (sampler.needs_history or sampler.logit_bias)
+        if sampler.needs_history or sampler.logit_bias:
+            return False
+        cuts = sampler.top_k != 0 or sampler.top_p != 1.0 or sampler.min_p != 0.0
+        return self.choice == "greedy" or not cuts
+
+    def draws(self, steps: int) -> Draws | None:
+        """What decides the tokens of a chain; None: they are the best ones."""
+        if self.choice == "greedy":
+            return None
+        rows = np.arange(len(self.texts.known))
+        each = [self.noise.uniform(rows, n, Purpose.DRAFT, n) for n in range(steps)]
+        return Draws(temperature=self.sampler.temperature, uniform_BN=np.stack(each, axis=1))
 
     def histories(
         self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
@@ -267,24 +292,29 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
         how = replace(how, choice="greedy")
     if shape.is_dynamic:
         return grow_dynamic(reader, shape, depth_B)
-    if shape.is_chain and how.takes_best:
-        best_BN = reader.chain(shape.depth)
-        if best_BN is not None:
-            return _chain_of(best_BN, depth_B)
+    if shape.is_chain and how.reads_logits_alone:
+        found = reader.chain(shape.depth, how.draws(shape.depth))
+        if found is not None:
+            return _tree_of(found, depth_B, how)
     return _grow_fixed(reader, shape, depth_B, how)
 
 
-def _chain_of(best_BN: Tensor, depth_B: np.ndarray) -> DraftTree:
+def _tree_of(chain: Chain, depth_B: np.ndarray, how: ChildSelection) -> DraftTree:
     """The chain that a reader drafted by itself: all but its last node were fed."""
-    rows, steps = best_BN.shape
+    rows, steps = chain.tokens_BN.shape
     template = np.arange(-1, steps - 1)
     fed = np.arange(steps)
     fed[-1] = -1
     parents_BN = np.where(np.arange(steps) >= depth_B[:, None], PADDING, template)
+    law = None
+    if chain.logits_BNV is not None:
+        law = _law(how, chain.logits_BNV.flatten(0, 1), ())
     return DraftTree(
-        tokens_BN=best_BN,
+        tokens_BN=chain.tokens_BN,
         parents_BN=torch.from_numpy(parents_BN),
-        proposal=Proposal.OPAQUE,
+        proposal=PROPOSALS[how.choice],
+        q=law,
+        q_rows_BN=None if law is None else torch.arange(rows * steps).view(rows, steps),
         fed_BN=torch.from_numpy(fed).repeat(rows, 1),
     )
 

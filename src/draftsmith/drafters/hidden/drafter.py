@@ -68,10 +68,11 @@ from draftsmith.drafters.hidden.checkpoint import (
 )
 from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
 from draftsmith.drafters.hidden.network import Network, draft_config, version_of
-from draftsmith.drafters.tree_growth import ChildSelection, grow
+from draftsmith.drafters.tree_growth import Chain, ChildSelection, grow
 from draftsmith.errors import InputError
 from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import loading
+from draftsmith.targets.native.engine import Draws
 
 
 class Features:
@@ -186,13 +187,13 @@ class PairReader:
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
-    def chain(self, steps: int) -> Tensor | None:
+    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
         """See `Reader`."""
         engine = self._engine
         if engine is None:
             return None
         tokens_BP, feature_BPS, block = self._pending()
-        best_BN = engine.chain(
+        chosen_BN, own_BNV = engine.chain(
             tokens_BP,
             block,
             steps,
@@ -200,8 +201,14 @@ class PairReader:
             limit=self._target.max_length,
             feature_BPH=feature_BPS,
             token_of_D=engine.token_of_D,
+            draws=draws,
         )
-        return best_BN if engine.token_of_D is None else engine.token_of_D[best_BN]
+        if engine.token_of_D is not None:
+            chosen_BN = engine.token_of_D[chosen_BN]
+        logits_BNV = own_BNV
+        if own_BNV is not None:
+            logits_BNV = self._network.widened(own_BNV, self._target.vocab_size)
+        return Chain(tokens_BN=chosen_BN, logits_BNV=logits_BNV)
 
     def root(self) -> Tensor:
         tokens_BP, feature_BPS, block = self._pending()

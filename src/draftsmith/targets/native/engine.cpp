@@ -198,7 +198,10 @@ struct Chain {
   const int32_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again
   const int32_t* committed;           // [rows], once the call's tokens are
   const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
-  int64_t* best;                      // [rows, steps] rows of the head
+  const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
+  double temperature;                 // of the draws
+  int64_t* chosen;                    // [rows, steps] rows of the head
+  float* scores;                      // [steps, rows, padded] of the draws
 };
 
 constexpr int CHUNK = 64;  // tokens that pass a layer together
@@ -243,6 +246,19 @@ static int64_t place_of_largest(const float* x, int n) {
   for (; i < n; ++i) top = std::max(top, x[i]);
   const int64_t place = std::find(x, x + n, top) - x;
   return place < n ? place : 0;  // NaN: verification will say so
+}
+
+// The place left of which a share `u` of the mass of softmax(x / temperature) lies. x is padded.
+static int64_t place_of_share(const float* x, int n, double temperature, double u, std::vector<float>& weight) {
+  weight.resize((n + LANES - 1) / LANES * LANES);
+  const F top = all(x[place_of_largest(x, n)]), by = all((float)(1 / temperature));
+  for (int i = 0; i < n; i += LANES) store(weight.data() + i, exp((load(x + i) - top) * by));
+  double total = 0, left = 0;
+  for (int i = 0; i < n; ++i) total += weight[i];
+  int place = -1;
+  for (int i = 0; i < n && place < 0; ++i)
+    if ((left += weight[i]) > u * total) place = i;
+  return place < 0 ? n - 1 : place;  // NaN: verification will say so
 }
 
 static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
@@ -295,7 +311,7 @@ struct Engine {
 
   struct Own {  // of one thread
     std::vector<int8_t> q;
-    std::vector<float> scale, total, score, block, head;
+    std::vector<float> scale, total, score, block, head, weight;
   };
   std::vector<Own> own;
   std::vector<int8_t> q;  // shared: chunks of many tokens
@@ -574,7 +590,7 @@ struct Engine {
   }
 
   //   step       0                     1                  2
-  //   fed        the call's tokens     best of step 0     best of step 1
+  //   fed        the call's tokens     that of step 0     that of step 1
   //   sees       what they see         committed, itself  committed, that of step 1, itself
   void chain(Call call, const Chain& chain) {
     Crew& crew = Crew::here();
@@ -582,21 +598,27 @@ struct Engine {
     gather(crew, call.threads);
     const int rows = chain.rows, again = chain.steps - 1, H = model.hidden;
     const size_t padded = (size_t)model.head.panels() * LANES;
-    found.resize(rows * padded);
+    if (!chain.uniform) found.resize(rows * padded);
     state.resize(model.fusion.fc.data ? (size_t)rows * H : 0);
     std::vector<float> feature(state.size());
     std::vector<int64_t> token(rows);
     std::vector<int32_t> position(rows), slot(rows), from(rows + 1), seen, at(rows);
     for (int b = 0; b < rows; ++b) at[b] = b;
-    call.logits = found.data();
     for (int step = 0;; ++step) {
+      call.logits = chain.uniform ? chain.scores + (size_t)step * rows * padded : found.data();
       run(call);
-      for (int b = 0; b < rows; ++b) {
-        const float* score = found.data() + b * padded;
-        const int64_t best = place_of_largest(score, chain.vocab);
-        chain.best[(size_t)b * chain.steps + step] = best;
-        token[b] = chain.token_of ? chain.token_of[best] : best;
-      }
+      team->run([&](int member) {
+        const Range some = share(rows, member, team->members());
+        for (int b = some.from; b < some.to; ++b) {
+          const float* score = call.logits + b * padded;
+          const size_t at = (size_t)b * chain.steps + step;
+          const int64_t place = chain.uniform ? place_of_share(score, chain.vocab, chain.temperature,
+                                                               chain.uniform[at], own[member].weight)
+                                              : place_of_largest(score, chain.vocab);
+          chain.chosen[at] = place;
+          token[b] = chain.token_of ? chain.token_of[place] : place;
+        }
+      });
       if (step == again) return;
       seen.clear();
       for (int b = 0; b < rows; ++b) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,16 @@ def too_large(model: Any, form: str) -> str | None:
             f"{free / 2**30:.1f} GiB are free"
         )
     return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draws:
+    """How the tokens of a chain are drawn: by inverting the cumulative sum of
+    softmax(logits / temperature) at these uniform numbers, one per token."""
+
+    temperature: float
+    uniform_BN: np.ndarray
+    """[B, steps] in [0, 1)."""
 
 
 class Runner:
@@ -242,18 +253,21 @@ class Runner:
         limit: int | None = None,
         feature_BPH: Tensor | None = None,
         token_of_D: Tensor | None = None,
-    ) -> Tensor:
-        """Feed and commit these tokens, and draft a chain of the most probable ones behind the last
-        of each row, all but the last of which stay staged in the block's cache.
+        draws: Draws | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Feed and commit these tokens, and draft a chain behind the last of each row, all but the
+        last of which stay staged in the block's cache.
 
         Args:
             most: rows of the head that count.
             limit: the length of the context; positions beyond it stand still at its end.
             feature_BPH: see `forward`; later tokens are read with the network's own states.
             token_of_D: the token that each row of the head stands for; None: its number.
+            draws: how tokens are drawn; None: the most probable ones.
 
         Returns:
-            [B, steps] rows of the head; zeros for a row that is fed nothing.
+            ([B, steps] rows of the head, with draws their logits [B, steps, most]); zeros for a row
+            that is fed nothing.
         """
         cache, rows, again = block.cache, len(tokens_BP), steps - 1
         counts_B = block.pending_B
@@ -269,7 +283,11 @@ class Runner:
         position = np.asarray(staged.positions_BT, dtype=np.int32)[row]
         slot = np.asarray(staged.columns_BC, dtype=np.int32)[row]
         committed, row_of = cache.lengths_B.astype(np.int32)[row], row.astype(np.int32)
-        best_RN = torch.empty((len(row), steps), dtype=torch.int64)
+        chosen_RN = torch.empty((len(row), steps), dtype=torch.int64)
+        uniform, scores_NRV = None, None
+        if draws is not None:
+            uniform = np.ascontiguousarray(draws.uniform_BN[row], dtype=np.float64)
+            scores_NRV = torch.empty((steps, len(row), self._head_rows))
         chain = Chain(
             rows=len(row),
             steps=steps,
@@ -279,13 +297,21 @@ class Runner:
             slot=slot.ctypes.data,
             committed=committed.ctypes.data,
             token_of=None if token_of_D is None else token_of_D.data_ptr(),
-            best=best_RN.data_ptr(),
+            uniform=None if uniform is None else uniform.ctypes.data,
+            temperature=1.0 if draws is None else draws.temperature,
+            chosen=chosen_RN.data_ptr(),
+            scores=None if scores_NRV is None else scores_NRV.data_ptr(),
         )
         self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain))
         del held
-        best_BN = torch.zeros((rows, steps), dtype=torch.int64)
-        best_BN[torch.from_numpy(row)] = best_RN
-        return best_BN
+        at = torch.from_numpy(row)
+        chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
+        chosen_BN[at] = chosen_RN
+        if scores_NRV is None:
+            return chosen_BN, None
+        scores_BNV = torch.zeros((rows, steps, most))
+        scores_BNV[at] = scores_NRV[..., :most].transpose(0, 1)
+        return chosen_BN, scores_BNV
 
     def _call(
         self,

@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
 from draftsmith.errors import BackendError, DraftsmithError
@@ -129,8 +129,10 @@ class Chain(Structure):
         *[(name, c_int32) for name in ("rows", "steps", "vocab")],
         *[
             (name, c_void_p)
-            for name in ("row", "position", "slot", "committed", "token_of", "best")
+            for name in ("row", "position", "slot", "committed", "token_of", "uniform")
         ],
+        ("temperature", c_double),
+        *[(name, c_void_p) for name in ("chosen", "scores")],
     ]
 
 
