@@ -10,6 +10,7 @@ import pytest
 
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
@@ -20,8 +21,9 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.suffix import Suffix
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
 
@@ -86,8 +88,8 @@ def _then(label: str, second: Callable[[Target], Drafter], *, asks_model: bool =
     return Case(
         kind="prediction",
         label=f"prediction-then-{label}",
-        build=lambda model: FallbackDrafter(
-            PredictionDrafter(PredictionDrafter.Config(length=2, resync=False)), second(model)
+        build=lambda model: Cascade(
+            [PredictionDrafter(PredictionDrafter.Config(length=2, resync=False)), second(model)]
         ),
         draws=asks_model,
         uses_predictions=True,
@@ -145,6 +147,16 @@ CASES = (
         kind="prompt_lookup",
         label="prompt_lookup-earliest",
         build=lambda _: PromptLookup(PromptLookup.Config(length=3, match="earliest", max_ngram=1)),
+    ),
+    Case(
+        kind="suffix",
+        label="suffix",
+        build=lambda _: Suffix(Suffix.Config(length=2, factor=2.0)),
+    ),
+    Case(
+        kind="suffix",
+        label="suffix-one-token",
+        build=lambda _: Suffix(Suffix.Config(length=3, min_match=1, min_probability=0.5)),
     ),
     Case(
         kind="lookahead",

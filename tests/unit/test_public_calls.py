@@ -20,10 +20,11 @@ from draftsmith.core.decode import decode
 from draftsmith.core.law import Noise
 from draftsmith.core.verify import Match
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.medusa import Medusa
-from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import AdaptiveLength
@@ -178,7 +179,7 @@ def test_a_drafter_of_another_target_says_what_to_call(make: Callable[[], Drafte
 
 
 def test_a_second_drafter_of_another_target_says_what_to_call() -> None:
-    drafter = bound(FallbackDrafter(PredictionDrafter(), independent()))
+    drafter = bound(Cascade([PredictionDrafter(), independent()]))
     with pytest.raises(InputError, match=r"\.bind\(target\)"):
         run(drafter=drafter, model=target(0, 2 * V))
 

@@ -19,13 +19,14 @@ from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
 from draftsmith.core.verify import Match, Rejection, Rule
 from draftsmith.core.verify_step import verify_step
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError
 from draftsmith.targets.hf import HFTarget
@@ -248,7 +249,7 @@ CASES: dict[str, tuple[Callable[[bool], Drafter], TreeShape | None, str, int]] =
     "eagle3's tree of 59": (lambda there: Eagle3(), SIXTY, "top-p", 1),
     "medusa": (lambda there: Medusa(), None, "dense", 1),
     "a prediction, then eagle": (
-        lambda there: FallbackDrafter(PredictionDrafter(), Eagle()),
+        lambda there: Cascade([PredictionDrafter(), Eagle()]),
         None,
         "greedy",
         1,

@@ -59,6 +59,15 @@ def drafter_parts(name: str) -> tuple[str, str | None]:
     return kind, source if colon else None
 
 
+def cascade_parts(name: str) -> list[str]:
+    """The drafters that a name joins with '+', first to last; the name alone if it joins none (a
+    path may hold a '+')."""
+    name = os.fspath(name)
+    parts = name.split("+")
+    joined = len(parts) > 1 and all(part.partition(":")[0] in kinds() for part in parts)
+    return parts if joined and not os.path.exists(name) else [name]
+
+
 def drafter_manifest(folder: Path) -> dict[str, Any]:
     """What `distill` wrote about a drafter: its `kind`, `options` and `target`.
 
@@ -135,6 +144,10 @@ class DraftingConfig(Configuration):
 
     def assignments(self, drafter: str, *, alone: bool) -> tuple[str, ...]:
         """The KEY=VALUE texts meant for `drafter` (as --drafter has it), without the KIND."""
+        parts = cascade_parts(drafter)
+        if len(parts) > 1:  # whose options keep the name of the part that they are for
+            kinds = tuple(f"{drafter_parts(part)[0]}." for part in parts)
+            return tuple(one for one in self.drafter_option if alone or one.startswith(kinds))
         kind, _ = drafter_parts(drafter)
         mine = []
         for text in self.drafter_option:
@@ -147,7 +160,7 @@ class DraftingConfig(Configuration):
 
     def check_assignments(self, drafters: tuple[str, ...]) -> None:
         """With several drafters every --drafter-option says which one it is for."""
-        kinds = {drafter_parts(drafter)[0] for drafter in drafters}
+        kinds = {drafter_parts(part)[0] for drafter in drafters for part in cascade_parts(drafter)}
         for text in self.drafter_option:
             if len(drafters) > 1 and text.partition(".")[0] not in kinds:
                 raise InputError(

@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftsmith.core.cache import KVCache
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import common_prefix
 from draftsmith.core.sampling import Sampler
@@ -31,7 +32,14 @@ from draftsmith.core.types import (
     TrajectoryBatch,
     TreeShape,
 )
-from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView, TextState
+from draftsmith.drafters.base import (
+    Accepted,
+    Drafter,
+    DraftState,
+    TargetView,
+    TextState,
+    at_least,
+)
 from draftsmith.drafters.tree_growth import (
     ChildSelection,
     ModelReader,
@@ -87,8 +95,11 @@ class Independent(Drafter):
         """Format that the compiled engine computes the draft model in: no output depends on it."""
         revision: str = ""
         """Branch, tag or commit of a hub model; empty: its main branch."""
+        length: int = 5
+        """Tokens per draft, unless the caller gives a shape of its own."""
 
         def __post_init__(self) -> None:
+            at_least(1, length=self.length, most=MOST_NODES)
             check_weights(self.weights)
 
     config: Config
@@ -98,6 +109,7 @@ class Independent(Drafter):
     def __init__(self, config: Config, *, model: Target | None = None) -> None:
         """`model`: a ready draft model (tests, training); else bind loads `config.source`."""
         super().__init__(config)
+        self.default_shape = TreeShape.chain(self.config.length)
         self._draft = model
         self._vocabularies: Vocabularies | None = None
         self._target: TargetView | None = None

@@ -39,9 +39,8 @@ from draftsmith.drafters.base import (
 )
 from draftsmith.drafters.hidden.checkpoint import MEDUSA
 from draftsmith.drafters.hidden.drafter import TrainedDrafter
-from draftsmith.drafters.tree_growth import Chain, ChildSelection, grow
+from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import BackendError
-from draftsmith.targets.native.engine import Draws
 
 
 class ResidualBlock(nn.Module):
@@ -117,7 +116,7 @@ class _HeadReader:
     def __init__(self, heads: Heads, feature_BH: Tensor) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
 
-    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
         return None
 
     def root(self) -> Tensor:

@@ -13,33 +13,22 @@ is found again by n-gram, as in llama.cpp's pull request #12127 and speculative 
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import rows_of, stack_drafts
-from draftsmith.core.types import (
-    ALIGNED,
-    PADDING,
-    DraftTree,
-    Proposal,
-    RequestBatch,
-    TreeShape,
-)
+from draftsmith.core.trees import stack_drafts
+from draftsmith.core.types import ALIGNED, DraftTree, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, RowStates, TargetView, at_least
 from draftsmith.errors import InputError
 
 RESYNCED = 1
-OTHER = 2
-"""Origin of the nodes of a `FallbackDrafter`'s second drafter."""
 
 
 @dataclass(slots=True)
@@ -184,97 +173,6 @@ class PredictionDrafter(Drafter):
         for row, new in zip(state.rows, accepted.emitted, strict=True):
             row.take_in(new)
         return state
-
-
-@dataclass(slots=True)
-class _FallbackState(DraftState):
-    first: DraftState
-    second: DraftState
-
-    def take(self, rows: Sequence[int]) -> _FallbackState:
-        return _FallbackState(self.first.take(rows), self.second.take(rows))
-
-    def rewind(self, tokens: Sequence[Sequence[int]]) -> _FallbackState:
-        return _FallbackState(self.first.rewind(tokens), self.second.rewind(tokens))
-
-
-class FallbackDrafter(Drafter):
-    """Follows a prediction; where it offers no draft, `second` drafts.
-
-        prediction   a b c d e f        output   a b X . . .
-                                                  `+' |  `--- the second drafter's
-                                           aligned    the divergence
-
-    Both see every accepted token, so either can go on at any step. A step has one tree of one kind,
-    and which drafter a row has is its own affair: so draws of the second are opaque, too, and their
-    q is not used.
-    """
-
-    reads_predictions = True
-
-    def __init__(self, first: PredictionDrafter, second: Drafter) -> None:
-        super().__init__()
-        self.first: Drafter = first
-        self.second = second
-        self.signals = second.signals
-        self.default_shape = first.default_shape
-
-    def bind(self, target: TargetView) -> None:
-        self.first.bind(target)
-        self.second.bind(target)
-        self.signals = self.second.signals
-
-    @property
-    def bound_to(self) -> TargetView | None:
-        return self.second.bound_to
-
-    def max_nodes(self, shape: TreeShape) -> int:
-        return max(self.first.max_nodes(shape), self.second.max_nodes(self._own(shape)))
-
-    def _own(self, shape: TreeShape) -> TreeShape:
-        """The second drafter keeps its shape, no deeper than is asked."""
-        return self.second.default_shape.clip(shape.depth)
-
-    def start(self, request: RequestBatch) -> _FallbackState:
-        return _FallbackState(self.first.start(request), self.second.start(request))
-
-    def resume(self, state: DraftState, request: RequestBatch) -> _FallbackState:
-        assert isinstance(state, _FallbackState)
-        return _FallbackState(
-            self.first.resume(state.first, request), self.second.resume(state.second, request)
-        )
-
-    def propose(
-        self,
-        state: DraftState,
-        shape: TreeShape,
-        depth_B: np.ndarray,
-        sampler: Sampler,
-        noise: Noise,
-    ) -> DraftTree:
-        assert isinstance(state, _FallbackState)
-        first = self.first.propose(state.first, shape, depth_B, sampler, noise)
-        without_B = (first.parents_BN == PADDING).all(1).numpy()
-        own = self._own(shape)
-        left_B = np.where(without_B, np.minimum(depth_B, own.depth), 0)
-        if not left_B.any():
-            return first
-        own = own.clip(int(left_B.max()))
-        second = self.second.propose(state.second, own, left_B, sampler, noise)
-        opaque = dataclasses.replace(
-            second,
-            proposal=Proposal.OPAQUE,
-            q=None,
-            q_rows_BN=None,
-            origin_BN=torch.full(tuple(second.parents_BN.shape), OTHER),
-        )
-        return rows_of(first, opaque, without_B)
-
-    def advance(self, state: DraftState, accepted: Accepted) -> _FallbackState:
-        assert isinstance(state, _FallbackState)
-        return _FallbackState(
-            self.first.advance(state.first, accepted), self.second.advance(state.second, accepted)
-        )
 
 
 DRAFTER = PredictionDrafter

@@ -2,6 +2,7 @@
 
     prompt_lookup                   drafters/prompt_lookup.py
     independent:PATH_OR_HUB_ID      the part behind the colon is the drafter's `source`
+    suffix+hass:PATH                a cascade: the first of them that has a draft
     runs/my-draft                   a folder: of a transformers model, independent:runs/my-draft;
                                     of a drafter that `distill` wrote, its own kind
 
@@ -18,7 +19,14 @@ from pathlib import Path
 
 from draftsmith.config import from_dict, override, require, require_short, short
 from draftsmith.drafters.base import STRUCTURE, Drafter, options_marked
-from draftsmith.drafters.config import built_in_kinds, drafter_manifest, drafter_parts, kinds
+from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.config import (
+    built_in_kinds,
+    cascade_parts,
+    drafter_manifest,
+    drafter_parts,
+    kinds,
+)
 from draftsmith.errors import InputError, nearest
 from draftsmith.plugins import DRAFTERS, load_plugin, wrong_plugin
 
@@ -52,11 +60,35 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         InputError: unknown kind or option, a source that the kind does not take, or a folder
             without a model.
     """
+    parts = cascade_parts(spec)
+    if len(parts) > 1:
+        return _cascade(parts, assignments)
     drafter = make_drafter(spec, assignments)
     kind, source = drafter_parts(spec)
     if takes_source(type(drafter)) and not source:
         raise InputError(f"Drafter {kind!r} needs a model: write {kind}:PATH_OR_HUB_ID.")
     return drafter
+
+
+def _cascade(parts: Sequence[str], assignments: Sequence[str]) -> Drafter:
+    """The drafters of a name that joins several; assignments say KIND.KEY=VALUE."""
+    named = [drafter_parts(part)[0] for part in parts]
+    for kind in named:
+        require(named.count(kind) == 1, f"--drafter {'+'.join(parts)} names {kind} twice")
+    for text in assignments:
+        require(
+            text.partition(".")[0] in named,
+            f"--drafter-option {text!r}: say which drafter of the cascade it is for, as "
+            f"KIND.KEY=VALUE with KIND one of {', '.join(named)}",
+        )
+    return Cascade(
+        [
+            load_drafter(
+                part, [text[len(kind) + 1 :] for text in assignments if text.startswith(f"{kind}.")]
+            )
+            for part, kind in zip(parts, named, strict=True)
+        ]
+    )
 
 
 def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
@@ -71,11 +103,8 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
             f"The folder {spec} holds a drafter of the kind {kind!r}, which is not installed here"
             f"{nearest(kind, kinds())}."
         )
-    joined = [part.partition(":")[0] for part in spec.split("+")]
-    if len(joined) > 1 and set(joined) <= set(kinds()) and not os.path.exists(spec):
-        raise InputError(
-            f"--drafter {spec!r} joins drafters with '+', which is not supported: give one of them."
-        )
+    if len(cascade_parts(spec)) > 1:
+        raise InputError(f"--drafter {spec!r}: each part of a cascade learns by itself; name one.")
     if kind not in kinds() and (os.sep in spec or os.path.isdir(spec)):
         what = "has no config.json" if os.path.isdir(spec) else "does not exist"
         raise InputError(

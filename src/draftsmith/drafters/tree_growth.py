@@ -36,9 +36,9 @@ class Reader(Protocol):
         """[B, V] logits over the target's vocabulary, behind the last known token."""
         ...
 
-    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
         """In place of `root` and `level`: a chain of the most probable tokens, or of draws, all but
-        the last of which were fed; None: it has no faster way to one."""
+        the last of which were fed; None: it has no faster way to one, and draws nothing."""
         ...
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
@@ -49,6 +49,10 @@ class Reader(Protocol):
             above_BF: each one's parent among the nodes of the level before (0: the root).
         """
         ...
+
+
+MakesDraws = Callable[[int], Draws]
+"""The draws of a chain of so many tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +98,7 @@ class ModelReader:
         self._vocabularies = vocabularies
         self._depth = 0
 
-    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
         """See `Reader`."""
         engine = engine_of(self._model)
         if engine is None:
@@ -102,7 +106,12 @@ class ModelReader:
         known = self._vocabularies
         fed, block = self._pending()
         chosen_BN, own_BNV = engine.chain(
-            fed, block, steps, most=known.known, limit=self._model.max_length, draws=draws
+            fed,
+            block,
+            steps,
+            most=known.known,
+            limit=self._model.max_length,
+            draws=None if draws is None else draws(steps),
         )
         logits_BNV = None
         if own_BNV is not None:
@@ -246,10 +255,8 @@ class ChildSelection:
         cuts = sampler.top_k != 0 or sampler.top_p != 1.0 or sampler.min_p != 0.0
         return self.choice == "greedy" or not cuts
 
-    def draws(self, steps: int) -> Draws | None:
-        """What decides the tokens of a chain; None: they are the best ones."""
-        if self.choice == "greedy":
-            return None
+    def draws(self, steps: int) -> Draws:
+        """What decides the tokens of a chain, the n-th of which is node n of its tree."""
         rows = np.arange(len(self.texts.known))
         each = [self.noise.uniform(rows, n, Purpose.DRAFT, n) for n in range(steps)]
         return Draws(temperature=self.sampler.temperature, uniform_BN=np.stack(each, axis=1))
@@ -293,7 +300,7 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
     if shape.is_dynamic:
         return grow_dynamic(reader, shape, depth_B)
     if shape.is_chain and how.reads_logits_alone:
-        found = reader.chain(shape.depth, how.draws(shape.depth))
+        found = reader.chain(shape.depth, None if how.choice == "greedy" else how.draws)
         if found is not None:
             return _tree_of(found, depth_B, how)
     return _grow_fixed(reader, shape, depth_B, how)

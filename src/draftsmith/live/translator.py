@@ -41,8 +41,9 @@ from draftsmith.core.types import (
     TreeShape,
 )
 from draftsmith.drafters.base import BindableTarget, Drafter, DraftState
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.prediction import FallbackDrafter, PredictionDrafter
+from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.live.config import LiveConfig
@@ -165,7 +166,7 @@ class LiveEngine:
         first = PredictionDrafter(PredictionDrafter.Config(resync=config.resync > 0))
         self.drafter: Drafter = then or NoDrafter()
         if config.redraft:
-            self.drafter = first if then is None else FallbackDrafter(first, then)
+            self.drafter = first if then is None else Cascade([first, then])
         self.drafter.bind(target)
         longest = max(map(len, target.tokenizer.get_vocab()), default=1)
         self.most_characters = target.max_length and target.max_length * longest

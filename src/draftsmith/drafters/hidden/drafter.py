@@ -27,6 +27,7 @@ from transformers import LlamaConfig
 
 from draftsmith.core.attention import attend_fused
 from draftsmith.core.cache import Block, KVCache, KVSpec, lay_out
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import common_prefix
 from draftsmith.core.sampling import Sampler
@@ -68,11 +69,10 @@ from draftsmith.drafters.hidden.checkpoint import (
 )
 from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
 from draftsmith.drafters.hidden.network import Network, draft_config, version_of
-from draftsmith.drafters.tree_growth import Chain, ChildSelection, grow
+from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import InputError
 from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import loading
-from draftsmith.targets.native.engine import Draws
 
 
 class Features:
@@ -187,7 +187,7 @@ class PairReader:
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
-    def chain(self, steps: int, draws: Draws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
         """See `Reader`."""
         engine = self._engine
         if engine is None:
@@ -201,7 +201,7 @@ class PairReader:
             limit=self._target.max_length,
             feature_BPH=feature_BPS,
             token_of_D=engine.token_of_D,
-            draws=draws,
+            draws=None if draws is None else draws(steps),
         )
         if engine.token_of_D is not None:
             chosen_BN = engine.token_of_D[chosen_BN]
@@ -401,9 +401,13 @@ class FeatureDrafter(TrainedDrafter):
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
         int4 beside a target in 4 or 8 bits, else the target's."""
+        length: int = field(default=0, metadata=READING)
+        """Chains of so many tokens, unless the caller gives a shape of its own; 0: the published
+        tree."""
 
         def __post_init__(self) -> None:
             at_least(0, noise=self.noise, seed=self.seed)
+            at_least(0, length=self.length, most=MOST_NODES)
             check_weights(self.weights)
 
     config: Config
@@ -419,6 +423,8 @@ class FeatureDrafter(TrainedDrafter):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
+        if self.config.length:
+            self.default_shape = TreeShape.chain(self.config.length)
         self._compiled: tuple[Any, PairEngine | None] | None = None
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:

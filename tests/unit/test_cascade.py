@@ -1,0 +1,203 @@
+"""Several drafters at once: whose draft a row has, and what each of them sees of the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from draftsmith import Generator
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import PADDING, DraftTree, RequestBatch, TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.config import DraftingConfig, cascade_parts
+from draftsmith.drafters.eagle import Eagle
+from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prediction import PredictionDrafter
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.registry import load_drafter, make_drafter
+from draftsmith.drafters.suffix import Suffix
+from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+
+V = 24
+
+
+def target() -> HFTarget:
+    return tiny_target(V, seed=3, dtype=torch.float64)
+
+
+def draft_model(seed: int, **options: int) -> Independent:
+    model = tiny_target(V, seed=seed, dtype=torch.float64)
+    return Independent(Independent.Config(proposal="greedy", **options), model=model)
+
+
+def proposed(drafter: Drafter, texts: list[list[int]], depth: list[int]) -> DraftTree:
+    request = RequestBatch(tokens=texts, request_ids=tuple(range(len(texts))), max_new_tokens=20)
+    noise = Noise(0, request.request_ids, [len(text) for text in texts])
+    shape = TreeShape.chain(max(depth))
+    return drafter.propose(drafter.start(request), shape, np.array(depth), Sampler(), noise)
+
+
+def chain(tree: DraftTree, row: int) -> list[int]:
+    return tree.tokens_BN[row][tree.parents_BN[row] != PADDING].tolist()
+
+
+REPEATED, NEW = [1, 2, 3, 4, 1, 2], [5, 6, 7, 8]
+
+
+def test_the_first_drafter_with_a_draft_has_the_row() -> None:
+    """Row by row; the second keeps the length that is its own."""
+    alone = draft_model(8, length=2)
+    cascade = Cascade([Suffix(), draft_model(8, length=2)])
+    for drafter in (alone, cascade):
+        drafter.bind(target())
+    tree = proposed(cascade, [REPEATED, NEW, NEW], [4, 4, 0])
+    assert chain(tree, 0) == chain(proposed(Suffix(), [REPEATED], [4]), 0) == [3, 4]
+    assert chain(tree, 1) == chain(proposed(alone, [NEW], [4]), 0)[:2] and chain(tree, 2) == []
+    assert tree.origin_BN is not None
+    assert tree.origin_BN[:2].tolist() == [[0, 0], [2, 2]]
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    cascade = Cascade([Suffix(), draft_model(8)])
+    cascade.bind(target())
+    together = proposed(cascade, [REPEATED, NEW], [4, 3])
+    for row, text in enumerate([REPEATED, NEW]):
+        one = proposed(cascade, [text], [[4, 3][row]])
+        assert chain(one, 0) == chain(together, row)
+
+
+def text_of(drafter: Drafter, *, batch: bool = True) -> tuple[list[list[int]], list[list[int]]]:
+    """(tokens, origins of accepted drafts) of two rows."""
+    model = target()
+    drafter.bind(model)
+    rows: list[list[int]] = [[], []]
+    origins: list[list[int]] = [[], []]
+    options = DecodeOptions(max_new_tokens=40, ignore_end=True)
+    for step in decode(model, drafter, [REPEATED, NEW], options):
+        for row in range(2):
+            rows[row] += step.emitted[row]
+            origins[row] += step.origins[row]
+    return rows, origins
+
+
+MAKERS: dict[str, Callable[[], Drafter]] = {
+    "suffix, then a draft model": lambda: Cascade([Suffix(), draft_model(3)]),
+    "two draft models": lambda: Cascade(
+        [Suffix(Suffix.Config(min_match=4)), draft_model(3, length=1), draft_model(5)]
+    ),
+    "a draft model with little to say, then suffix": lambda: Cascade(
+        [PromptLookup(PromptLookup.Config(min_ngram=3)), Suffix(), draft_model(3)]
+    ),
+    "suffix, then eagle": lambda: Cascade([Suffix(), Eagle(Eagle.Config(length=3))]),
+    "eagle, then suffix": lambda: Cascade([Eagle(Eagle.Config(length=3)), Suffix()]),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_text_is_that_of_the_target(name: str) -> None:
+    plain, _ = text_of(NoDrafter())
+    found, origins = text_of(MAKERS[name]())
+    assert found == plain
+    if "draft model" in name:  # seed 3 drafts with the target's own weights
+        assert {2, 3} & set(origins[0] + origins[1]), "no draft of the model was accepted"
+
+
+def test_a_draft_model_keeps_its_cache_in_step_with_the_others_drafts() -> None:
+    """The very target as second drafter: whatever it drafts is accepted whole."""
+    model = target()
+    cascade = Cascade([Suffix(), draft_model(3, length=3)])
+    cascade.bind(model)
+    options = DecodeOptions(max_new_tokens=60, ignore_end=True)
+    for step in decode(model, cascade, [REPEATED, NEW], options):
+        for row in range(2):
+            mine = [origin for origin in step.origins[row] if origin == 2]
+            if mine:
+                assert step.accepted[row] == step.offered_depth[row]
+
+
+def test_states_are_read_of_one_drafter_alone() -> None:
+    with pytest.raises(InputError, match="Eagle and Eagle read hidden states"):
+        Cascade([Eagle(), Eagle()])
+    late = Cascade([Suffix(), Eagle3()])
+    late.bind(target())
+    assert late.signals == late.parts[1].signals
+
+
+def test_predictions_reach_the_drafter_that_reads_them() -> None:
+    cascade = Cascade([PredictionDrafter(), Suffix()])
+    assert cascade.reads_predictions
+    model = target()
+    cascade.bind(model)
+    options = DecodeOptions(max_new_tokens=12, ignore_end=True)
+    (plain, _), (_, _) = (text_of(NoDrafter()), ([], []))
+    steps = list(decode(model, cascade, [REPEATED], options, predictions=[plain[0][:12]]))
+    assert len(steps) < 6
+
+
+def test_names_join_drafters() -> None:
+    assert cascade_parts("suffix+hass:a/b") == ["suffix", "hass:a/b"]
+    assert cascade_parts("independent:runs/a+b") == ["independent:runs/a+b"]
+    assert cascade_parts("runs/a+b") == ["runs/a+b"]
+    drafter = load_drafter(
+        "suffix+prompt_lookup", ["suffix.min_match=3", "prompt_lookup.max_ngram=5"]
+    )
+    assert isinstance(drafter, Cascade)
+    assert [type(part) for part in drafter.parts] == [Suffix, PromptLookup]
+    assert drafter.parts[0].config.min_match == 3 and drafter.parts[1].config.max_ngram == 5
+
+
+def test_a_path_with_a_plus_is_a_path(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "suffix+none").mkdir()
+    assert cascade_parts("suffix+none") == ["suffix+none"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("suffix+suffix", [], "names suffix twice"),
+        ("suffix+none", [], "drafts nothing"),
+        ("suffix+lookahead", [], "use it alone"),
+        ("suffix+hass", [], "needs a model"),
+        ("suffix+prompt_lookup", ["length=3"], "KIND.KEY=VALUE"),
+        ("suffix+prompt_lookup", ["hass.length=3"], "KIND one of suffix, prompt_lookup"),
+        ("suffix+prompt_lookup", ["suffix.lenght=3"], "length"),
+    ],
+)
+def test_bad_cascades_are_refused(name: str, options: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_drafter(name, options)
+
+
+def test_a_cascade_does_not_learn() -> None:
+    with pytest.raises(InputError, match="learns by itself"):
+        make_drafter("suffix+hass")
+
+
+def test_options_of_several_names_find_their_cascade() -> None:
+    options = DraftingConfig(drafter_option=("suffix.min_match=3", "prompt_lookup.length=4"))
+    names = ("suffix+prompt_lookup", "prompt_lookup")
+    options.check_assignments(names)
+    assert options.assignments(names[0], alone=False) == options.drafter_option
+    assert options.assignments(names[1], alone=False) == ("length=4",)
+    with pytest.raises(InputError, match="say which drafter"):
+        DraftingConfig(drafter_option=("hass.length=4",)).check_assignments(names)
+
+
+def test_a_generator_takes_a_cascade() -> None:
+    generator = Generator(target(), "suffix+prompt_lookup", drafter_options={"suffix.min_match": 3})
+    plain = Generator(target())
+    text = [list(REPEATED)]
+    assert generator.generate(text)[0].token_ids == plain.generate(text)[0].token_ids

@@ -1,0 +1,287 @@
+"""`suffix`: drafts against the plain definition; what is remembered, and for how long."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.core.decode import DecodeOptions, Session, decode
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.types import PADDING, RequestBatch, TreeShape
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.drafters.suffix import OwnText, PastTexts, Suffix, continuation
+from draftsmith.errors import InputError
+from draftsmith.targets.toy import TabularTarget, tiny_target
+
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+configs = st.builds(
+    lambda low, more, factor, least: Suffix.Config(
+        min_match=low, max_match=low + more, factor=factor, min_probability=least
+    ),
+    st.integers(1, 2),
+    st.integers(0, 4),
+    st.sampled_from([0.0, 1.0, 2.5]),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+
+
+def by_definition(text: list[int], past: list[list[int]], config: Suffix.Config) -> list[int]:
+    """Look at every place of every text for every length of the match."""
+    for length in range(min(config.max_match, len(text)), config.min_match - 1, -1):
+        match = text[-length:]
+        places = [
+            (one, end)
+            for one in [*past, text]  # the latest last
+            for end in range(length, len(one))
+            if one[end - length : end] == match
+        ]
+        if not places:
+            continue
+        draft: list[int] = []
+        share = 1.0
+        while len(draft) < max(int(config.factor * length), 1):
+            alive = [
+                (one, end)
+                for one, end in places
+                if one[end : end + len(draft)] == draft and end + len(draft) < len(one)
+            ]
+            counts = Counter(one[end + len(draft)] for one, end in reversed(alive))
+            if not counts:
+                break
+            token, count = counts.most_common(1)[0]
+            share *= count / len(alive)
+            if share < config.min_probability:
+                break
+            draft.append(token)
+        return draft
+    return []
+
+
+def drafted(text: list[int], past: list[list[int]], config: Suffix.Config) -> list[int]:
+    memory = PastTexts(config.min_match, 10_000)
+    for one in past:
+        memory.add(one)
+    own = OwnText(config.min_match, text[:1])
+    own.extend(text[1:])
+    return continuation(own.tokens, memory, own, config, 64)
+
+
+@settings(deadline=None, max_examples=300)
+@given(texts, st.lists(texts, max_size=3), configs)
+def test_drafts_are_what_the_definition_says(
+    text: list[int], past: list[list[int]], config: Suffix.Config
+) -> None:
+    assert drafted(text, past, config) == by_definition(text, past, config)
+
+
+def test_the_longest_match_decides_and_bounds_the_draft() -> None:
+    text = [1, 2, 3, 9, 8, 7, 6, 5, 0, 2, 3, 4, 0, 1, 2, 3]
+    config = Suffix.Config()
+    assert drafted(text, [], config) == [9, 8, 7], "'1 2 3' stands once, '2 3' twice"
+    assert drafted(text, [], Suffix.Config(factor=2)) == [9, 8, 7, 6, 5, 0]
+    assert drafted(text, [], Suffix.Config(max_match=2)) == [4, 0], "of equals the later"
+
+
+def test_what_follows_at_most_places_is_drafted_while_it_is_probable() -> None:
+    past = [[1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 4, 4]]
+    assert drafted([0, 1, 2], past, Suffix.Config(min_probability=0.3)) == [5, 7]
+    assert drafted([0, 1, 2], past, Suffix.Config(min_probability=0.5)) == [5]
+    assert drafted([0, 1, 2], past, Suffix.Config(min_probability=0.8)) == []
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(texts, max_size=12), st.integers(0, 60))
+def test_the_memory_holds_the_latest_texts_and_no_more_tokens_than_it_may(
+    some: list[list[int]], memory: int
+) -> None:
+    past = PastTexts(2, memory)
+    for text in some:
+        past.add(text)
+        assert past.size <= memory
+    whole = [text[max(len(text) - memory, 0) :] for text in some]
+    kept: list[list[int]] = []
+    for text in reversed([text for text in whole if len(text) > 2]):
+        if sum(map(len, kept)) + len(text) > memory:
+            break
+        kept.insert(0, text)
+    found = Counter(
+        (run, tuple(text), place)
+        for run in {(a, b) for a in range(3) for b in range(3)}
+        for text, place in past.places(run)
+    )
+    assert found == Counter(
+        (tuple(text[end - 2 : end]), tuple(text), end)
+        for text in kept
+        for end in range(2, len(text))
+    )
+
+
+def target() -> TabularTarget:
+    return TabularTarget(vocab_size=12, seed=3)
+
+
+def outputs(
+    drafter: Suffix, prompts: Sequence[Sequence[int]], **given: int
+) -> tuple[list[int], int]:
+    """(text of the first row, steps)."""
+    model = target()
+    drafter.bind(model)
+    text: list[int] = []
+    steps = 0
+    options = DecodeOptions(max_new_tokens=40, ignore_end=True)
+    for step in decode(model, drafter, prompts, options):
+        text += step.emitted[0]
+        steps += 1
+    return text, steps
+
+
+def test_a_request_is_remembered_only_where_that_is_asked() -> None:
+    prompt = [[1, 2, 3, 4]]
+    plain = outputs(Suffix(), prompt)
+    forgetful, mindful = Suffix(), Suffix(Suffix.Config(memory=1000))
+    for drafter in (forgetful, mindful):
+        assert outputs(drafter, prompt) == plain
+    gc.collect()
+    assert outputs(forgetful, prompt) == plain and forgetful.past.size == 0
+    again = outputs(mindful, prompt)
+    assert again[0] == plain[0]
+    assert again[1] <= plain[1] / 2, "the second run of a request has seen it all"
+
+
+def test_rows_that_are_still_decoded_are_not_remembered() -> None:
+    """What a row drafts never depends on a neighbour of its batch, or on a stream that is open."""
+    model, drafter = target(), Suffix(Suffix.Config(memory=1000))
+    drafter.bind(model)
+    options = DecodeOptions(max_new_tokens=20, ignore_end=True)
+    stream = decode(model, drafter, [[1, 2, 3, 4], [1, 2, 3, 4]], options)
+    for _ in range(5):
+        next(stream)
+    drafter.start(RequestBatch(tokens=[[1]], request_ids=(0,), max_new_tokens=4))
+    assert drafter.past.size == 0
+    stream.close()
+    del stream
+    gc.collect()
+    drafter.start(RequestBatch(tokens=[[1]], request_ids=(0,), max_new_tokens=4))
+    assert drafter.past.size > 0
+
+
+def test_turns_of_a_session_are_remembered_once() -> None:
+    model, drafter = target(), Suffix(Suffix.Config(memory=1000))
+    drafter.bind(model)
+    session, text = Session(), [1, 2, 3, 4]
+    options = DecodeOptions(max_new_tokens=6, ignore_end=True)
+    for _ in range(3):
+        for step in decode(model, drafter, [text], options, session=session):
+            text = [*text, *step.emitted[0]]
+        text = [*text, 5, 6]
+    session.clear()
+    gc.collect()
+    drafter.start(RequestBatch(tokens=[[1]], request_ids=(0,), max_new_tokens=4))
+    assert drafter.past.size == len(text) - 2, "the last question was never fed"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_memory_changes_no_text(temperature: float) -> None:
+    model = tiny_target(48, seed=2)
+    drafter = Suffix(Suffix.Config(memory=500, min_match=1))
+    drafter.bind(model)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=24, ignore_end=True
+    )
+    for seed in range(3):
+        prompts = [[1, 2, 3], [seed, 5, 6, 7, 8]]
+        texts = []
+        for one in (NoDrafter(), drafter):
+            rows: list[list[int]] = [[], []]
+            for step in decode(model, one, prompts, options):
+                for row, new in zip(rows, step.emitted, strict=True):
+                    row += new
+            texts.append(rows)
+        assert texts[0] == texts[1]
+
+
+def test_a_memory_is_saved_and_read(tmp_path: Path) -> None:
+    drafter = Suffix(Suffix.Config(memory=1000))
+    drafter.bind(target())
+    drafter.past.add([1, 2, 3, 4])
+    drafter.past.add([5, 6, 7])
+    drafter.past.save(tmp_path / "texts.jsonl")
+    again = load_drafter("suffix", ["memory=1000", f"saved={tmp_path / 'texts.jsonl'}"])
+    assert isinstance(again, Suffix)
+    again.bind(target())
+    again.bind(target())
+    assert again.past.size == 7
+    tree = again.propose(
+        again.start(RequestBatch(tokens=[[0, 5, 6]], request_ids=(0,), max_new_tokens=4)),
+        TreeShape.chain(3),
+        np.array([3]),
+        Sampler(),
+        Noise(0, (0,), [3]),
+    )
+    assert tree.tokens_BN[0][tree.parents_BN[0] != PADDING].tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ("[1,2,3]\n[1,99]\n", ["memory=9"], "line 2: not a list of token ids"),
+        ("[1,2,true]\n", ["memory=9"], "line 1: not a list of token ids"),
+        ("{}\n", ["memory=9"], "line 1: not a list of token ids"),
+        ("[" * 100_000, ["memory=9"], "line 1: not a list of token ids"),
+        ("[1,2,3]\n[4,5,6]\n", ["memory=5"], "has 6 tokens, more than memory=5"),
+        ("[1,2,3]\n", [], "memory=TOKENS"),
+        (None, ["memory=9"], "cannot be read"),
+    ],
+)
+def test_bad_memories_are_refused(
+    tmp_path: Path, lines: str | None, options: list[str], message: str
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    if lines is not None:
+        path.write_text(lines)
+    with pytest.raises(InputError, match=message):
+        load_drafter("suffix", [*options, f"saved={path}"]).bind(target())
+
+
+def test_a_corpus_needs_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("some words")
+    drafter = load_drafter("suffix", ["memory=9", f"corpus={tmp_path / 'corpus.txt'}"])
+    with pytest.raises(InputError, match="no tokenizer"):
+        drafter.bind(target())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "min_match=0",
+        "max_match=1",
+        "factor=-1",
+        "factor=nan",
+        "min_probability=2",
+        "memory=-1",
+        "length=0",
+    ],
+)
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(InputError, match=option.partition("=")[0]):
+        load_drafter("suffix", [option])
+
+
+def test_saved_texts_are_json_lines(tmp_path: Path) -> None:
+    past = PastTexts(2, 10)
+    past.add([1, 2, 3])
+    past.save(tmp_path / "some.jsonl")
+    assert [json.loads(line) for line in (tmp_path / "some.jsonl").open()] == [[1, 2, 3]]
