@@ -193,7 +193,7 @@ def bias_warning(*biases: float | None) -> str | None:
     return None
 
 
-LOSSLESS_RULES = ("match", "rejection")
+LOSSLESS_RULES = ("match", "rejection", "block")
 """The lossless verification rules, by name."""
 LOSSY_RULES = ("typical",)
 """Those that change the output distribution."""

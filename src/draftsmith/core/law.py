@@ -223,10 +223,19 @@ class Law:
         Rows where nothing is left (p = q up to rounding, so that a rejection has probability 0)
         stay as they are.
         """
+        return self._renormalised((self.probs_RK - self._beside(q)).clamp_(min=0.0))
+
+    def excess(self, q: Law, share_R: Tensor) -> tuple[Law, Tensor]:
+        """(norm(max(share p - q, 0)), [R] float64 the sum before it was normalised): as `residual`,
+        for a share of p's mass."""
+        share_R1 = to_device(share_R, self.probs_RK.device).to(self.probs_RK)[:, None]
+        left_RK = (share_R1 * self.probs_RK - self._beside(q)).clamp_(min=0.0)
+        return self._renormalised(left_RK), left_RK.sum(-1).double().cpu()
+
+    def _beside(self, q: Law) -> Tensor:
+        """q's probabilities of the tokens of these laws."""
         q_RV = q.probs()
-        if self.ids_RK is not None:
-            q_RV = q_RV.gather(1, self.ids_RK)
-        return self._renormalised((self.probs_RK - q_RV).clamp_(min=0.0))
+        return q_RV if self.ids_RK is None else q_RV.gather(1, self.ids_RK)
 
     def _renormalised(self, left_RK: Tensor) -> Law:
         mass_R1 = left_RK.sum(-1, keepdim=True)

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftsmith.core.block_rule import Block
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler, require_finite
 from draftsmith.core.transfer import to_device
@@ -60,6 +61,7 @@ def _typical() -> Rule:
 _BUILT_IN: dict[str, Callable[[], Rule]] = {
     "match": Match,
     "rejection": Rejection,
+    "block": Block,
     "typical": _typical,
 }
 
@@ -114,7 +116,8 @@ def verify_step(
         LossyRule, UnsupportedProposal: see `check_rule`.
         BackendError: logits that the walk came by are NaN.
     """
-    if logits_BNV.device.type == "cpu" or sampler.needs_history:
+    here = logits_BNV.device.type == "cpu"
+    if here or sampler.needs_history or rule.precompute is None:
         tree, _ = on_host(tree)
         laws = TreeLaws(
             logits_BNV=logits_BNV,
@@ -140,7 +143,8 @@ def _precompute(
     device, places = logits_BNV.device, logits_BNV.shape[:2]
     logits_PV, u_P = logits_BNV.flatten(0, 1), _uniform(tree, noise, device).flatten()
 
-    table = cache(partial(_children, tree, widest, device))
+    precompute, table = rule.precompute, cache(partial(_children, tree, widest, device))
+    assert precompute is not None
     found: list[VerifierInputs] = []
     drawn: list[Tensor] = []
     top: list[Tensor] = []
@@ -148,7 +152,7 @@ def _precompute(
     for start in range(0, len(logits_PV), size):
         some = slice(start, start + size)
         law = sampler.law(logits_PV[some], check=top.append)
-        found.append(rule.precompute(law, partial(_below, tree, table, some)))
+        found.append(precompute(law, partial(_below, tree, table, some)))
         drawn.append(found[-1].last.draw_with(u_P[some]))
     numbers = {
         "drawn_BP": torch.cat(drawn).view(places),
@@ -282,3 +286,10 @@ class _PrecomputedNodeLaw:
 
     def residual(self, q: Law) -> NodeLaw:
         raise AssertionError("q is in the numbers already")
+
+    def excess(self, q: Law, share_R: Tensor) -> tuple[NodeLaw, Tensor]:
+        raise AssertionError("no rule that was precomputed asks for it")
+
+    @property
+    def vocab_size(self) -> int:
+        raise AssertionError("no rule that was precomputed asks for it")

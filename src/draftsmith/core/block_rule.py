@@ -1,0 +1,118 @@
+"""`block`: block verification (Sun et al. 2024, arXiv 2403.10444), which judges a chain as a whole.
+
+For a chain x_1 .. x_n whose tokens were drawn from q, with p the target's processed law behind the
+tokens before it:
+
+    r_0 = 1,  r_i = min(1, r_{i-1} p(x_i) / q(x_i))
+    Z_i = sum over x of max(r_i p(x) - q(x), 0)            laws of the token behind x_i
+    h_i = Z_i / (Z_i + 1 - r_i) for i < n,  h_n = r_n
+
+    accept the largest i with u_i <= h_i, however the shorter ones fared
+    then draw from norm(max(r_i p - q, 0)), behind the whole chain from p
+
+         x_1   x_2   x_3
+    u<=h no    yes   no        token-wise rejection stops at x_1; here x_1 and x_2 are accepted
+
+The law of the text is the target's (their Theorem 1), and the i-th token is accepted with
+probability E[r_i], where token-wise rejection has E[prod_j min(1, p(x_j) / q(x_j))], which is never
+more: r_i >= r_{i-1} min(1, p(x_i) / q(x_i)). For an opaque chain q is a point mass: then both
+accept as much.
+
+Tokens that are not accepted have been looked at, so the noise of a place must be another one at the
+next step. Here the lane is the depth; drafters draw a node with its number as the lane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.core.law import Law, Noise, Purpose
+from draftsmith.core.types import ROOT, DraftTree, Proposal
+from draftsmith.core.verify import ALL, LawSource, NodeLaw, candidates
+from draftsmith.errors import UnsupportedProposal
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Accept the longest beginning of a chain that the target's mass allows, all tokens at once."""
+
+    name: ClassVar[str] = "block"
+    lossy: ClassVar[bool] = False
+    needs_q: ClassVar[bool] = True
+    proposals: ClassVar[frozenset[Proposal]] = ALL
+    precompute: ClassVar[None] = None
+    """What it draws from behind a node depends on all nodes above."""
+
+    def walk(
+        self, tree: DraftTree, laws: LawSource, noise: Noise
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """
+        Raises:
+            UnsupportedProposal: a node with two children.
+        """
+        chains = [_chain(row.children) for row in candidates(tree)]
+        accepted_B = np.zeros(len(chains), dtype=np.int64)
+        ends: list[tuple[int, np.ndarray, NodeLaw]] = []
+        """(depth, rows, laws of what follows there if their drafts are accepted so far)"""
+
+        def judge(depth: int, rows: np.ndarray, stays_R: Tensor, after: NodeLaw) -> None:
+            ends.append((depth, rows, after))
+            if depth > 0:
+                # the place of the next step's draft may be this one's: a lane for each depth
+                stays = noise.accept(stays_R, rows, depth - 1, lane=depth - 1)
+                accepted_B[rows[stays]] = depth
+
+        rows, share_R = np.arange(len(chains)), torch.ones(len(chains), dtype=torch.float64)
+        depth = 0
+        while len(rows):
+            p = laws.at(rows, np.array([chains[b][depth - 1] if depth else ROOT for b in rows]))
+            more_R = np.array([len(chains[b]) > depth for b in rows])
+            end, on = np.flatnonzero(~more_R), np.flatnonzero(more_R)
+            if len(end):
+                judge(depth, rows[end], share_R[end], p.take(end))
+            p, rows, share_R = p.take(on), rows[on], share_R[on]
+            if len(rows):
+                nodes = np.array([chains[b][depth] for b in rows])
+                drafted = tree.tokens_BN[rows, nodes]
+                q = _drawn_from(tree, rows, nodes, p.vocab_size)
+                after, mass_R = p.excess(q, share_R)
+                left_R = mass_R + 1 - share_R
+                judge(depth, rows, torch.where(left_R > 0, mass_R / left_R, 1.0), after)
+                ratio_R = p.prob(drafted).double() / q.prob(drafted).double()
+                share_R = (share_R * ratio_R.cpu()).clamp(max=1.0)
+            depth += 1
+        next_token_B = np.zeros(len(chains), dtype=np.int64)
+        for depth, rows, after in ends:
+            mine = np.flatnonzero(accepted_B[rows] == depth)
+            if len(mine):
+                drawn = after.take(mine).draw(noise, rows[mine], depth, Purpose.TARGET)
+                next_token_B[rows[mine]] = drawn.cpu().numpy()
+        return [chain[:n] for chain, n in zip(chains, accepted_B, strict=True)], next_token_B
+
+
+def _chain(children: dict[int, list[int]]) -> list[int]:
+    """The nodes of a row's chain, from the root down."""
+    chain: list[int] = []
+    node = ROOT
+    while node in children:
+        if len(children[node]) > 1:
+            raise UnsupportedProposal(
+                "Rule 'block' verifies chains, and this draft branches: give --draft-length in "
+                "place of a tree, or use --rule rejection."
+            )
+        (node,) = children[node]
+        chain.append(node)
+    return chain
+
+
+def _drawn_from(tree: DraftTree, rows: np.ndarray, nodes: np.ndarray, vocab_size: int) -> Law:
+    """The laws that these nodes were drawn from: of opaque ones, a point mass each."""
+    if tree.proposal is Proposal.OPAQUE:
+        return Law.point(tree.tokens_BN[rows, nodes], vocab_size)
+    assert tree.q is not None and tree.q_rows_BN is not None
+    return tree.q.take(tree.q_rows_BN[rows, nodes])
