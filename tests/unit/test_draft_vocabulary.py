@@ -1,4 +1,4 @@
-"""EAGLE-3's own vocabulary: the tokens that answers hold most often."""
+"""Vocabularies of drafters' own: the tokens that answers hold most often."""
 
 from __future__ import annotations
 
@@ -51,6 +51,25 @@ def test_the_most_frequent_tokens_are_kept_and_decoding_stays_exact(
     assert len(counts) > SIZE
     least = min(counts[token] for token in ids)
     assert ids == sorted(set(ids))
+    assert all(counts[token] <= least for token in counts if token not in ids)
+    text = ["--prompt", "def add", "--max-new-tokens", "20"]
+    plain = command("generate", *text, "--drafter", "none")
+    drafted = command("generate", *text, "--drafter", str(tmp_path / "made"))
+    assert drafted["results"][0]["token_ids"] == plain["results"][0]["token_ids"]
+
+
+def test_medusas_heads_know_the_most_frequent_tokens(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
+    """They begin as the target's rows of them, learn over them alone, and drafts change no text."""
+    store = a_store(folder, command, "medusa-store", "--features", "medusa")
+    own = ["--drafter", "medusa", "--drafter-option", f"draft_vocab={SIZE}"]
+    distil(command, tmp_path / "made", "--store", str(store), *own, "--hold-out", "0")
+    weights = load_file(tmp_path / "made" / "medusa_lm_head.safetensors")
+    assert weights["0.1.weight"].shape[0] == SIZE
+    counts = Counter(token for one in trajectories(store) for token in one.tokens)
+    ids = (weights["d2t"] + torch.arange(SIZE)).tolist()
+    least = min(counts[token] for token in ids)
     assert all(counts[token] <= least for token in counts if token not in ids)
     text = ["--prompt", "def add", "--max-new-tokens", "20"]
     plain = command("generate", *text, "--drafter", "none")

@@ -13,7 +13,7 @@ from tests.tiny_models import tiny_tokenizer
 from torch import Tensor
 
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, TrainedDrafter
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
@@ -295,16 +295,16 @@ def test_maps_between_vocabularies_must_agree(target: HFTarget, tmp_path: Path) 
         made("eagle3", target, str(tmp_path))
 
 
-SMALL_VOCABULARIES = ["eagle3", "eagle", "griffin"]
+SMALL_VOCABULARIES = ["eagle3", "eagle", "griffin", "medusa"]
 
 
-def kept(kind: str, target: HFTarget, folder: Path, tokens: list[int]) -> FeatureDrafter:
+def kept(kind: str, target: HFTarget, folder: Path, tokens: list[int]) -> TrainedDrafter:
     """A drafter that knows these tokens, on disk."""
     drafter = make_drafter(kind, [f"draft_vocab={len(tokens)}"])
     drafter.bind(target)
     counts_V = torch.zeros(64)
     counts_V[tokens] = 1.0
-    assert isinstance(drafter, FeatureDrafter)
+    assert isinstance(drafter, TrainedDrafter)
     assert drafter.wants_token_counts
     drafter.choose_vocabulary(counts_V)
     drafter.save(folder, kind=kind)
@@ -314,11 +314,11 @@ def kept(kind: str, target: HFTarget, folder: Path, tokens: list[int]) -> Featur
 @pytest.mark.parametrize("kind", SMALL_VOCABULARIES)
 def test_both_maps_of_a_vocabulary_are_written(kind: str, target: HFTarget, tmp_path: Path) -> None:
     drafter = kept(kind, target, tmp_path, [3, 9, 60])
-    found = load_file(tmp_path / "model.safetensors")
+    found = load_file(tmp_path / drafter.weights_file)
     assert found["d2t"].tolist() == [3, 8, 58]
     assert found["t2d"].shape == (64,) and found["t2d"].nonzero().flatten().tolist() == [3, 9, 60]
     again = made(kind, target, str(tmp_path))
-    assert isinstance(again, FeatureDrafter) and not again.wants_token_counts
+    assert isinstance(again, TrainedDrafter) and not again.wants_token_counts
     states = torch.randn(2, 32, dtype=torch.float64)
     assert torch.equal(again.head()(states), drafter.head()(states))
     # what an untrained drafter would choose stays as it is on disk
@@ -335,14 +335,14 @@ def test_both_maps_of_a_vocabulary_are_written(kind: str, target: HFTarget, tmp_
 def test_a_map_that_cannot_be_is_refused(
     kind: str, target: HFTarget, tmp_path: Path, d2t: list[int], known: int | None
 ) -> None:
-    kept(kind, target, tmp_path, [3, 9, 60])
-    found = load_file(tmp_path / "model.safetensors")
+    file = tmp_path / kept(kind, target, tmp_path, [3, 9, 60]).weights_file
+    found = load_file(file)
     del found["t2d"]
     found["d2t"] = torch.tensor(d2t)
     if known is not None:
         found["t2d"] = torch.zeros(known, dtype=torch.bool)
         found["t2d"][[3, 9, 60]] = True
-    save_file(found, tmp_path / "model.safetensors")
+    save_file(found, file)
     with pytest.raises(BackendError, match="d2t"):
         made(kind, target, str(tmp_path))
 

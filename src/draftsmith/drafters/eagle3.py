@@ -132,7 +132,7 @@ class Eagle3(FeatureDrafter):
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         layer = super().network_config(target)
-        layer.draft_vocab_size = self.config.draft_vocab or target.vocab_size
+        layer.draft_vocab_size = self._draft_vocab(target)
         return layer
 
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:

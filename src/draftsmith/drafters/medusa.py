@@ -24,6 +24,7 @@ from draftsmith.core.transfer import to_device
 from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
+    NarrowHead,
     RequestBatch,
     TrajectoryBatch,
     TreeShape,
@@ -37,8 +38,9 @@ from draftsmith.drafters.base import (
     TextState,
     at_least,
 )
-from draftsmith.drafters.hidden.checkpoint import MEDUSA
+from draftsmith.drafters.hidden.checkpoint import D2T, MEDUSA, T2D
 from draftsmith.drafters.hidden.drafter import TrainedDrafter
+from draftsmith.drafters.hidden.network import target_ids, widened
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import BackendError
 
@@ -59,23 +61,37 @@ class ResidualBlock(nn.Module):
 
 class Heads(nn.ModuleList):
     """K heads; the names are those of the released checkpoints (`k.i.linear.weight`, `k.n.weight`
-    behind n blocks)."""
+    behind n blocks), and `d2t` as EAGLE-3's."""
 
-    def __init__(self, count: int, layers: int, weight_VH: Tensor) -> None:
-        """`layers`: residual blocks per head; `weight_VH`: the target's head."""
+    d2t: Tensor | None
+    """[Vd] int64: a draft id's distance to the target's id; None: it knows all."""
+
+    def __init__(self, count: int, layers: int, weight_VH: Tensor, own: int) -> None:
+        """`layers`: residual blocks per head; `weight_VH`: the target's head; `own`: tokens that
+        the heads know."""
         vocab, hidden = weight_VH.shape
         super().__init__(
             nn.Sequential(
                 *(ResidualBlock(hidden) for _ in range(layers)),
-                nn.Linear(hidden, vocab, bias=False),
+                nn.Linear(hidden, own, bias=False),
             )
             for _ in range(count)
         )
         self.layers, self.vocab, self.hidden = layers, vocab, hidden
-        for k in range(count):
+        self.register_buffer("d2t", torch.zeros(own, dtype=torch.long) if own < vocab else None)
+        self.begin_as(weight_VH[:own])
+
+    def begin_as(self, weight_DH: Tensor) -> None:
+        """Let the linear layers be these rows of the target's head."""
+        for k in range(len(self)):
             last = self._head(k)[-1]
             assert isinstance(last, nn.Linear)
-            last.weight.data.copy_(weight_VH)
+            last.weight.data.copy_(weight_DH)
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """[Vd]: the target's id of each draft id, upwards; None: they know all tokens."""
+        return None if self.d2t is None else target_ids(self.d2t)
 
     def states(self, k: int, feature: Tensor) -> Tensor:
         """[.., H]: behind the residual blocks of head k."""
@@ -83,7 +99,11 @@ class Heads(nn.ModuleList):
         return out
 
     def logits(self, k: int, states: Tensor) -> Tensor:
-        """[.., V]: the linear layer of head k."""
+        """[.., V]: those of head k over the target's vocabulary."""
+        return widened(self.own_logits(k, states), self.target_ids, self.vocab)
+
+    def own_logits(self, k: int, states: Tensor) -> Tensor:
+        """[.., Vd]: the linear layer of head k."""
         out: Tensor = self._head(k)[-1](states)
         return out
 
@@ -134,6 +154,7 @@ def stored_heads(names: Collection[str], folder: str) -> tuple[int, int]:
     Raises:
         BackendError: they are something else.
     """
+    names = set(names) - {D2T, T2D}
     places = [name.split(".") for name in names]
     numbered = [len(place) > 2 and (place[0] + place[1]).isdigit() for place in places]
     if not all(numbered) or not names:
@@ -170,10 +191,22 @@ class Medusa(TrainedDrafter):
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Heads:
         count, layers = self.config.heads, self.config.layers
-        if stored is not None:
+        own = target.vocab_size
+        if stored is None:
+            own = self._draft_vocab(target)
+        else:
             count, layers = stored_heads(stored, self.config.source)
+            if D2T in stored:  # one of another target is refused for its ids
+                own = min(len(stored[D2T]), own)
         self.num_steps = self.longest = count
-        return Heads(count, layers, target.head_weight())
+        return Heads(count, layers, target.head_weight(), own)
+
+    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
+        """As others, and the heads begin as the target's own rows."""
+        super().choose_vocabulary(counts_V)
+        ids_D = self.network.target_ids
+        if not self.config.source and ids_D is not None:
+            self.network.begin_as(self.target.head_weight().detach()[ids_D])
 
     def _saved_config(self) -> LlamaConfig:
         return LlamaConfig(
@@ -183,6 +216,7 @@ class Medusa(TrainedDrafter):
             medusa_num_heads=len(self.network),
             medusa_num_layers=self.network.layers,
             version="2",  # heads with linear layers of their own
+            **({} if self.network.d2t is None else {"draft_vocab_size": len(self.network.d2t)}),
         )
 
     # ------------------------------------------------------------------ drafting
@@ -231,12 +265,16 @@ class Medusa(TrainedDrafter):
         assert batch.features_BTS is not None
         k = 0 if carry is None else carry
         network = self.network
+        ids_D, narrow = network.target_ids, None
+        if ids_D is not None:
+            narrow = NarrowHead(ids_D=ids_D, head=lambda states: network.own_logits(k, states))
         prediction = DraftPrediction(
             hidden_BTH=network.states(k, batch.features_BTS),
             mask_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool),
             ahead=2 + k,
             weight=self.config.decay**k,
             head=lambda states: network.logits(k, states),
+            narrow=narrow,
         )
         return prediction, k + 1
 

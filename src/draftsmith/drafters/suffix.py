@@ -49,8 +49,7 @@ MOST_PLACES = 256
 """Places of a match that are looked at, the latest ones."""
 
 MOST_MEMORY = 100_000_000
-"""Tokens: about 20 GB."""
-
+"""Tokens, of some hundred bytes each."""
 
 Place = tuple[list[int], int]
 """(a text, place of the token that follows a match in it)."""
@@ -86,7 +85,7 @@ class PastTexts:
         self.memory, self.size = memory, 0
         self._n = n
         self._texts: deque[list[int]] = deque()
-        self._places: dict[tuple[int, ...], deque[Place]] = {}
+        self._places: dict[tuple[int, ...], list[Place]] = {}
 
     def _runs(self, text: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
         """Each run of the text, and the place behind it."""
@@ -102,14 +101,14 @@ class PastTexts:
         self._texts.append(text)
         self.size += len(text)
         for run, end in self._runs(text):
-            self._places.setdefault(run, deque()).append((text, end))
+            self._places.setdefault(run, []).append((text, end))
 
     def _forget_oldest(self) -> None:
         text = self._texts.popleft()
         self.size -= len(text)
         for run, _ in self._runs(text):
             places = self._places[run]
-            places.popleft()  # its places came first
+            del places[0]  # its places came first
             if not places:
                 del self._places[run]
 

@@ -301,6 +301,8 @@ class TrainedDrafter(Drafter):
         pickled: bool = field(default=False, metadata=READING)
         """Read a released .bin or .pt where the folder has no safetensors: its tensors; code in it
         is not run."""
+        draft_vocab: int = field(default=0, metadata=STRUCTURE | ADDED)
+        """Training: knows so many tokens, those that answers hold most often; 0: all."""
 
     config: Any
     signals = Signals(last_hidden=True)
@@ -370,6 +372,35 @@ class TrainedDrafter(Drafter):
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> nn.Module:
         """The network for this target, or of the measures in the folder with these tensors."""
 
+    def _draft_vocab(self, target: TargetView) -> int:
+        """How many tokens an untrained network is to know."""
+        known, own = target.vocab_size, self.config.draft_vocab
+        if not 0 <= own <= known:
+            raise InputError(f"draft_vocab must lie between 0 (all) and {known}, got {own}")
+        return own or known
+
+    @property
+    def wants_token_counts(self) -> bool:
+        ids_D = self.network.target_ids
+        return not self.config.source and ids_D is not None and len(ids_D) < self.target.vocab_size
+
+    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
+        """Unless it was loaded: the most frequent tokens, of equal ones the lower ids."""
+        ids_D = self.network.target_ids
+        if self.config.source or ids_D is None:
+            return
+        size = len(ids_D)
+        if size == self.target.vocab_size:
+            counts_V = torch.zeros(size)
+        if counts_V is None:
+            raise InputError(
+                "draft_vocab keeps the tokens that answers hold most often, which is not known "
+                "before they are drawn: learn from a --store, or leave it out"
+            )
+        order_V = torch.argsort(counts_V, descending=True, stable=True)
+        chosen_D = order_V[:size].sort().values.to(ids_D.device)
+        self.network.d2t.copy_(chosen_D - torch.arange(size, device=ids_D.device))
+
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the network, in the layout of the released checkpoints."""
         save_network(
@@ -396,12 +427,10 @@ class FeatureDrafter(TrainedDrafter):
         """Training: uniform noise on features, of this width times 512 / tokens of the text."""
         seed: int = field(default=0, metadata=STRUCTURE)
         """Keys the first weights of a network that is trained from nothing."""
-        draft_vocab: int = field(default=0, metadata=STRUCTURE | ADDED)
-        """Training: knows so many tokens, those that answers hold most often; 0: all."""
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
         int4 beside a target in 4 or 8 bits, else the target's."""
-        length: int = field(default=0, metadata=READING)
+        length: int = field(default=0, metadata=ADDED)
         """Chains of so many tokens, unless the caller gives a shape of its own; 0: the published
         tree."""
 
@@ -443,12 +472,9 @@ class FeatureDrafter(TrainedDrafter):
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         """The configuration of an untrained network for this target."""
-        known, own = target.vocab_size, self.config.draft_vocab
-        if not 0 <= own <= known:
-            raise InputError(f"draft_vocab must lie between 0 (all) and {known}, got {own}")
         layer = draft_config(target.config)
-        if own:
-            layer.draft_vocab_size = own
+        if self.config.draft_vocab:
+            layer.draft_vocab_size = self._draft_vocab(target)
         return layer
 
     # ------------------------------------------------------------------ drafting
@@ -513,28 +539,6 @@ class FeatureDrafter(TrainedDrafter):
             narrow = NarrowHead(ids_D=ids_D, head=lambda one: network.own_logits(one, target))
             prediction = replace(prediction, narrow=narrow)
         return prediction, after
-
-    @property
-    def wants_token_counts(self) -> bool:
-        ids_D = self.network.target_ids
-        return not self.config.source and ids_D is not None and len(ids_D) < self.target.vocab_size
-
-    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
-        """Unless it was loaded: the most frequent tokens, of equal ones the lower ids."""
-        ids_D = self.network.target_ids
-        if self.config.source or ids_D is None:
-            return
-        size = len(ids_D)
-        if size == self.target.vocab_size:
-            counts_V = torch.zeros(size)
-        if counts_V is None:
-            raise InputError(
-                "draft_vocab keeps the tokens that answers hold most often, which is not known "
-                "before they are drawn: learn from a --store, or leave it out"
-            )
-        order_V = torch.argsort(counts_V, descending=True, stable=True)
-        chosen_D = order_V[:size].sort().values.to(ids_D.device)
-        self.network.d2t.copy_(chosen_D - torch.arange(size, device=ids_D.device))
 
     def _begin(self, batch: TrajectoryBatch) -> unroll.Rollout:
         return unroll.begin(batch, self.config.noise if self.training else 0.0)

@@ -208,11 +208,7 @@ class Network(nn.Module, abc.ABC):
 
     def widened(self, own: Tensor, vocab_size: int) -> Tensor:
         """[.., Vd] -> [.., V], -inf for the tokens that it does not know."""
-        ids_D = self.target_ids
-        if ids_D is None or own.shape[-1] == vocab_size:
-            return own
-        wide = own.new_full((*own.shape[:-1], vocab_size), -torch.inf)
-        return wide.index_copy(-1, ids_D, own)
+        return widened(own, self.target_ids, vocab_size)
 
 
 class FusionNetwork(Network):
@@ -265,6 +261,14 @@ class FusionNetwork(Network):
 def version_of(tensor: Tensor) -> tuple[int, int]:
     """Tells a tensor from what it was before a change."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+
+
+def widened(own: Tensor, ids_D: Tensor | None, vocab_size: int) -> Tensor:
+    """[.., Vd] -> [.., V], -inf for the target's tokens that are not among `ids_D`."""
+    if ids_D is None or own.shape[-1] == vocab_size:
+        return own
+    wide = own.new_full((*own.shape[:-1], vocab_size), -torch.inf)
+    return wide.index_copy(-1, ids_D, own)
 
 
 def target_ids(d2t: Tensor) -> Tensor:
