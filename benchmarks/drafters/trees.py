@@ -74,7 +74,7 @@ class Recorded:
         ]
         self._next = 0
 
-    def chain(self, steps: int) -> Tensor | None:
+    def chain(self, steps: int, draws: object) -> None:
         return None
 
     def root(self) -> Tensor:

@@ -43,7 +43,6 @@ SUITES = {
     "gsm8k": "prompts/gsm8k/test.jsonl.xz",
     "mt_bench": "prompts/mt_bench/question.jsonl",
 }
-DRAFTER = HERE.parents[1] / "models" / "smollm2" / "hass"
 PAUSE = 0.3
 """Seconds before each measurement: threads of the engine before may still spin."""
 
@@ -97,8 +96,8 @@ def rows(envs: Path, gguf: Path, folder: Path, threads: int) -> Iterator[Row | s
             yield Row(
                 "draftsmith", "speculative", "prompt_lookup", name, module, own, base | drafts
             )
-            drafts = {"drafter": str(DRAFTER), "draft_length": "auto"}
-            yield Row("draftsmith", "speculative", DRAFTER.name, name, module, own, base | drafts)
+            drafts = {"drafter": "suffix"}
+            yield Row("draftsmith", "speculative", "suffix", name, module, own, base | drafts)
     module = "engine_transformers"
     for weights in ("bf16", "float32"):
         base = {"folder": str(folder), "weights": weights, "threads": threads}

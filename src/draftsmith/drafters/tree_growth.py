@@ -310,8 +310,8 @@ def _tree_of(chain: Chain, depth_B: np.ndarray, how: ChildSelection) -> DraftTre
     """The chain that a reader drafted by itself: all but its last node were fed."""
     rows, steps = chain.tokens_BN.shape
     template = np.arange(-1, steps - 1)
-    fed = np.arange(steps)
-    fed[-1] = -1
+    fed_BN = np.tile(np.arange(steps), (rows, 1))
+    fed_BN[:, -1] = -1
     parents_BN = np.where(np.arange(steps) >= depth_B[:, None], PADDING, template)
     law = None
     if chain.logits_BNV is not None:
@@ -322,7 +322,7 @@ def _tree_of(chain: Chain, depth_B: np.ndarray, how: ChildSelection) -> DraftTre
         proposal=PROPOSALS[how.choice],
         q=law,
         q_rows_BN=None if law is None else torch.arange(rows * steps).view(rows, steps),
-        fed_BN=torch.from_numpy(fed).repeat(rows, 1),
+        fed_BN=torch.from_numpy(fed_BN),
     )
 
 

@@ -503,11 +503,16 @@ class FeatureDrafter(TrainedDrafter):
         depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
         if not depth_B.any():
             return DraftTree.empty(len(state.known))
-        reader = PairReader(self.network, self.target, state, self._engine())
+        engine = None if self._compiled is None else self._compiled[1]  # as a request began with
+        reader = PairReader(self.network, self.target, state, engine)
         how = ChildSelection(self.config.proposal, sampler, noise, state)
         tree = grow(reader, shape, depth_B, how)
         state.cache.rollback()
         return tree
+
+    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
+        self._engine()
+        return super().resume(state, request)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, FeatureState)
