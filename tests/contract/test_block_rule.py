@@ -64,7 +64,7 @@ def alike(keep: int) -> tuple[TabularTarget, TabularTarget]:
 
 @pytest.mark.parametrize(("keep", "tokens"), [(2, 4), (3, 3)])
 def test_emitted_law_of_longer_chains(keep: int, tokens: int) -> None:
-    """Of three drafts the first may be refused and the others accepted; rows near their end draft
+    """The first of three drafts may be refused and the others accepted; rows near their end draft
     less than their neighbours."""
     for setting in ("cool", "plain"):
         found = check(LONG_CHAIN, *alike(keep), options(setting, tokens), PROMPTS)

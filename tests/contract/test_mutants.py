@@ -99,7 +99,7 @@ CODE_MUTANTS = {
         options={"shape": CHAIN},
     ),
     "residual is p": Mutant(
-        breaks=source(Law, "residual", "self.probs_RK - q_RV", "self.probs_RK.clone()"),
+        breaks=source(Law, "residual", "self.probs_RK - self._beside(q)", "self.probs_RK.clone()"),
         drafter=Sampled,
         options={"shape": CHAIN},
     ),

@@ -373,7 +373,7 @@ def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(ki
 def test_a_draft_model_drafts_its_chain_in_one_call(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the best tokens or of draws, which bring their laws."""
+    """The best tokens, or draws, which bring their laws."""
     target = compiled()
     levels: list[object] = []
     monkeypatch.setattr(ModelReader, "level", lambda *asked: levels.append(asked))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -218,8 +217,8 @@ def test_a_memory_is_saved_and_read(tmp_path: Path) -> None:
     drafter.bind(target())
     drafter.past.add([1, 2, 3, 4])
     drafter.past.add([5, 6, 7])
-    drafter.past.save(tmp_path / "texts.jsonl")
-    again = load_drafter("suffix", ["memory=1000", f"saved={tmp_path / 'texts.jsonl'}"])
+    drafter.past.save(tmp_path / "texts.json")
+    again = load_drafter("suffix", ["memory=1000", f"saved={tmp_path / 'texts.json'}"])
     assert isinstance(again, Suffix)
     again.bind(target())
     again.bind(target())
@@ -237,19 +236,20 @@ def test_a_memory_is_saved_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        ("[1,2,3]\n[1,99]\n", ["memory=9"], "line 2: not a list of token ids"),
-        ("[1,2,true]\n", ["memory=9"], "line 1: not a list of token ids"),
-        ("{}\n", ["memory=9"], "line 1: not a list of token ids"),
-        ("[" * 100_000, ["memory=9"], "line 1: not a list of token ids"),
-        ("[1,2,3]\n[4,5,6]\n", ["memory=5"], "has 6 tokens, more than memory=5"),
-        ("[1,2,3]\n", [], "memory=TOKENS"),
-        (None, ["memory=9"], "cannot be read"),
+        ('{"texts": [[1, 2, 3], [1, 99]]}', ["memory=9"], "text 1: not a list of token ids"),
+        ('{"texts": [[1, 2, true]]}', ["memory=9"], "text 0: not a list of token ids"),
+        ('{"texts": 5}', ["memory=9"], "holds no list"),
+        ("[[1, 2]]", ["memory=9"], "holds no list"),
+        ("[" * 100_000, ["memory=9"], "brackets"),
+        ('{"texts": [[1, 2, 3], [4, 5, 6]]}', ["memory=5"], "has 6 tokens, more than memory=5"),
+        ('{"texts": [[1, 2, 3]]}', [], "memory=TOKENS"),
+        (None, ["memory=9"], "cannot read"),
     ],
 )
 def test_bad_memories_are_refused(
     tmp_path: Path, lines: str | None, options: list[str], message: str
 ) -> None:
-    path = tmp_path / "texts.jsonl"
+    path = tmp_path / "texts.json"
     if lines is not None:
         path.write_text(lines)
     with pytest.raises(InputError, match=message):
@@ -278,10 +278,3 @@ def test_a_corpus_needs_a_tokenizer(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(InputError, match=option.partition("=")[0]):
         load_drafter("suffix", [option])
-
-
-def test_saved_texts_are_json_lines(tmp_path: Path) -> None:
-    past = PastTexts(2, 10)
-    past.add([1, 2, 3])
-    past.save(tmp_path / "some.jsonl")
-    assert [json.loads(line) for line in (tmp_path / "some.jsonl").open()] == [[1, 2, 3]]

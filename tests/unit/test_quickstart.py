@@ -111,7 +111,7 @@ def test_a_real_model_is_chatted_with_and_measured(
     assert short.QUESTION in said and "a second)" in said
     records = (demo.options.out / short.REAL_FOLDER / "records.jsonl").read_text().splitlines()
     arms = [json.loads(line)["drafter"] for line in records]
-    assert sorted(arms) == ["none"] * 3 + ["prompt_lookup"] * 3
+    assert sorted(arms) == ["none"] * 3 + ["prompt_lookup"] * 3 + ["suffix"] * 3
 
 
 def test_without_the_package_the_real_model_is_left_out_and_named(

@@ -110,7 +110,8 @@ class Cascade(Drafter):
             fitting = _own(part, deepest) if number else shape.clip(deepest)
             found = part.propose(own, fitting, np.minimum(left_B, fitting.depth), sampler, noise)
             tree = rows_of(tree, _opaque(found, number), left_B > 0)
-            left_B = np.where((found.parents_BN != PADDING).any(1).cpu().numpy(), 0, left_B)
+            if part is not self.parts[-1]:  # whose draft may stay on the device
+                left_B = np.where((found.parents_BN != PADDING).any(1).cpu().numpy(), 0, left_B)
         return tree
 
     def advance(self, state: DraftState, accepted: Accepted) -> _State:

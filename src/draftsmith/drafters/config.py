@@ -62,6 +62,7 @@ def drafter_parts(name: str) -> tuple[str, str | None]:
 def cascade_parts(name: str) -> list[str]:
     """The drafters that a name joins with '+', first to last; the name alone if it joins none (a
     path may hold a '+')."""
+    require_name("a drafter", name)
     name = os.fspath(name)
     parts = name.split("+")
     joined = len(parts) > 1 and all(part.partition(":")[0] in kinds() for part in parts)

@@ -44,6 +44,7 @@ from draftsmith.drafters.base import (
     at_least,
 )
 from draftsmith.errors import InputError
+from draftsmith.provenance import read_json, write_text_atomic
 
 MOST_PLACES = 256
 """Places of a match that are looked at, the latest ones."""
@@ -117,9 +118,8 @@ class PastTexts:
         return reversed(self._places.get(run, ()))
 
     def save(self, path: Path) -> None:
-        """Write a JSON list of token ids per text, the oldest first."""
-        lines = (json.dumps(text, separators=(",", ":")) + "\n" for text in self._texts)
-        path.write_text("".join(lines), encoding="utf-8")
+        """Write the texts as JSON, `{"texts": [token ids, ...]}`, the oldest first."""
+        write_text_atomic(path, json.dumps({"texts": list(self._texts)}) + "\n")
 
 
 def continuation(
@@ -297,32 +297,27 @@ def _corpus(path: Path, target: TargetView) -> list[list[int]]:
     """A text as the target's tokens."""
     if target.tokenizer is None:
         raise InputError(f"drafter option corpus: the target has no tokenizer for {path}.")
-    return [list(target.tokenizer.encode(_read(path, "corpus"), add_special_tokens=False))]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"drafter option corpus: {path} cannot be read: {error}") from error
+    return [list(target.tokenizer.encode(text, add_special_tokens=False))]
 
 
 def _saved(path: Path, target: TargetView) -> list[list[int]]:
     """What `PastTexts.save` wrote."""
-    texts = []
-    for number, line in enumerate(_read(path, "saved").splitlines(), start=1):
-        try:
-            text = json.loads(line)
-        except (ValueError, RecursionError):
-            text = None
+    found = read_json(path, "memory of past texts")
+    texts = found.get("texts") if isinstance(found, dict) else None
+    if not isinstance(texts, list):
+        raise InputError(f"drafter option saved: {path} holds no list `texts`.")
+    for number, text in enumerate(texts):
         whole = isinstance(text, list) and all(type(token) is int for token in text)
         if not whole or not all(0 <= token < target.vocab_size for token in text):
             raise InputError(
-                f"drafter option saved: {path}, line {number}: not a list of token ids of this "
+                f"drafter option saved: {path}, text {number}: not a list of token ids of this "
                 f"target (0 to {target.vocab_size - 1})."
             )
-        texts.append(text)
     return texts
-
-
-def _read(path: Path, option: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"drafter option {option}: {path} cannot be read: {error}") from error
 
 
 DRAFTER = Suffix
