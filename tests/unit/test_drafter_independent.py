@@ -126,6 +126,29 @@ def test_a_damaged_subset_is_named(tmp_path: Path) -> None:
         drafter.bind(tiny_target(64))
 
 
+@pytest.mark.parametrize(
+    ("d2t", "unknown", "said"),
+    [
+        ([0, 1, 2, 2], [0], "twice"),
+        ([True, False], [0], "no vocabulary"),
+        ([0.0, 1.0], [0], "no vocabulary"),
+        ([[0, 1]], [0], "no vocabulary"),
+        ([], [0], "no vocabulary"),
+        ([0, 1], [0, 1], "no vocabulary"),
+        ([0, 1], [0.5], "no vocabulary"),
+    ],
+)
+def test_a_subset_that_is_no_list_of_tokens_is_refused(
+    tmp_path: Path, d2t: list[object], unknown: list[object], said: str
+) -> None:
+    """A token that stands there twice would be drafted by another law than verification is told."""
+    drafter = subset_drafter(tmp_path, [0, 1], 2)
+    tensors = {"d2t": torch.tensor(d2t), "unknown": torch.tensor(unknown)}
+    save_file(tensors, tmp_path / "draft_vocab.safetensors")
+    with pytest.raises(BackendError, match=rf"draft_vocab\.safetensors .*{said}"):
+        drafter.bind(tiny_target(64))
+
+
 def test_text_that_outgrows_the_draft_models_context_goes_on_without_drafts() -> None:
     target = tiny_target(64)
     drafter = Independent(Independent.Config(), model=tiny_target(64, max_length=16))

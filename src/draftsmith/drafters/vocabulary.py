@@ -93,7 +93,19 @@ class VocabularySubset:
             raise BackendError(
                 f"{path} holds no tensor {min(missing)!r}: train the draft model again."
             )
-        return cls(tensors["d2t"].long(), int(tensors["unknown"]))
+        d2t, unknown = tensors["d2t"], tensors["unknown"]
+        kinds = {d2t.dtype, unknown.dtype} <= {torch.int16, torch.int32, torch.int64}
+        if not kinds or d2t.dim() != 1 or not len(d2t) or unknown.numel() != 1:
+            raise BackendError(
+                f"{path} holds no vocabulary: d2t is a list of token ids and unknown is one id. "
+                "Train the draft model again."
+            )
+        if len(d2t.unique()) < len(d2t):  # two cells of a law would be one token's
+            raise BackendError(
+                f"{path} names a token of the target twice: it is damaged, train the draft model "
+                "again."
+            )
+        return cls(d2t.long(), int(unknown))
 
     def vocabularies(self, draft_size: int, target_size: int) -> Vocabularies:
         d2t, unknown = self.d2t, self.unknown
