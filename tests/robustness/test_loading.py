@@ -110,6 +110,13 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert name in message
 
 
+def test_a_file_in_place_of_a_folder_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    message = refusal(BackendError, 3, "is a file", lambda: load_target(str(file)))
+    assert "does not exist" not in message
+
+
 def test_a_folder_without_configuration_is_named(tmp_path: Path) -> None:
     refusal(BackendError, 3, "has no config.json", lambda: load_target(str(tmp_path)))
 

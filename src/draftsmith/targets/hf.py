@@ -744,6 +744,8 @@ def _require_folder(name: str) -> None:
     looks_local = path.is_absolute() or name.startswith(".") or name.count("/") > 1
     looks_local = looks_local or beside or path.exists()
     if looks_local and not (path / "config.json").is_file():
+        if path.exists() and not path.is_dir():
+            raise BackendError(f"The model {name!r} is a file and no GGUF; give its folder.")
         what = "has no config.json" if path.is_dir() else "does not exist"
         raise BackendError(f"The model folder {name!r} {what}; give a folder or a hub id.")
     for file in sorted(path.glob("*")) if looks_local else ():
