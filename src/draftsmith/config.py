@@ -712,7 +712,8 @@ def check_whole(text: str, where: str) -> None:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise `InputError` for what `check_whole` refuses, and for a NUL character."""
+    """Raise `InputError` for what is no text, what `check_whole` refuses, and a NUL character."""
+    require(isinstance(text, str), f"{where} must be a text, got {short(text)}")
     check_whole(text, where)
     require("\0" not in text, f"{where} holds a NUL character: is it UTF-16, or no text?")
 

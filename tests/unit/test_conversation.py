@@ -181,6 +181,9 @@ def test_what_cannot_be_asked_leaves_the_conversation_as_it_was() -> None:
         with pytest.raises(InputError, match=said):
             conversation.ask(text)
         assert conversation.turns == [first]
+    wrong: Any = [{"role": "user", "content": ASKED[1]}]
+    with pytest.raises(InputError, match="the turn must be a text"):
+        conversation.ask(wrong)
     assert conversation.ask(ASKED[1]).cached_tokens > 0
 
 
@@ -209,8 +212,8 @@ def test_a_template_that_takes_no_system_text_is_refused_and_chats_without_one(
     assert conversation.ask(ASKED[0]).token_ids
 
 
-@pytest.mark.parametrize("text", ["", " ", "a\0b", "caf\udce9"])
-def test_a_system_text_is_a_text(generator: Generator, text: str) -> None:
+@pytest.mark.parametrize("text", ["", " ", "a\0b", "caf\udce9", 5, b"brief"])
+def test_a_system_text_is_a_text(generator: Generator, text: Any) -> None:
     with pytest.raises(InputError, match="the system text"):
         Conversation(generator, GREEDY, system=text)
 

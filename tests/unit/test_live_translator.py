@@ -4,6 +4,7 @@ than it needs."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from tests.live_cases import a_stream, a_target, a_translator, from_scratch, updates
@@ -282,8 +283,8 @@ def test_a_source_that_leaves_no_room_is_refused_and_the_translation_goes_on() -
     assert translator.last is shown and translator.source == "the cat"
 
 
-@pytest.mark.parametrize("text", ["half \ud800 a character", "nothing \0 more"])
-def test_text_that_cannot_be_read_is_refused(target: HFTarget, text: str) -> None:
+@pytest.mark.parametrize("text", ["half \ud800 a character", "nothing \0 more", None, b"bytes"])
+def test_text_that_cannot_be_read_is_refused(target: HFTarget, text: Any) -> None:
     with pytest.raises(InputError):
         a_translator(target).update(text)
 
@@ -341,6 +342,7 @@ def test_words_that_grow_and_scripts_without_blanks_are_no_revisions(target: HFT
     [
         {"bias": -0.1},
         {"bias": math.nan},
+        {"bias": "0.2"},
         {"final_bias": 1.5},
         {"revision_bias": -1.0},
         {"trim_draft": -1},
@@ -352,7 +354,7 @@ def test_words_that_grow_and_scripts_without_blanks_are_no_revisions(target: HFT
         {"resync": 2, "redraft": False},
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         LiveConfig(**options)
 

@@ -180,8 +180,8 @@ def _check_paths(paths: Sequence[tuple[int, ...]]) -> None:
 
 
 def check_bias(value: float, name: str = "bias") -> None:
-    """Raise `InputError` unless this can be a bias; NaN cannot."""
-    if not 0 <= value <= 1:
+    """Raise `InputError` unless this can be a bias; NaN and what is no number cannot."""
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
         meant = "0: exact, from 0.5 on every draft stays"
         raise InputError(f"{name} must lie between 0 and 1, got {value} ({meant})")
 
