@@ -96,7 +96,8 @@ def open_student(options: DistillConfig, tokenizer: Any) -> Student:
     """
     kind, source = drafter_parts(options.drafter)
     bare = source is None and "/" not in kind and not Path(kind).exists()
-    if kind in kinds() or (bare and nearest(kind, kinds())):  # a misspelt one is refused here
+    # a misspelt kind is refused here; a hub id has no colon
+    if kind in kinds() or source is not None or (bare and nearest(kind, kinds())):
         cls = drafter_class(kind)
     else:
         cls = Independent  # a model's hub id
