@@ -124,6 +124,11 @@ class ScheduleConfig(Configuration):
 
     def validate(self) -> None:
         each_at_least(2, self, "block_length", "long_block_length")
+        require(  # a model would be declared for fewer positions than it has learnt
+            self.long_block_length in (None, self.longest),
+            f"--long-block-length must be at least --block-length, which is {self.block_length}, "
+            f"got {self.long_block_length}",
+        )
         require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
         require(0 < self.decay_share <= 1, "--decay-share must be above 0 and at most 1")
         Duration.parse(self.duration)
