@@ -729,6 +729,15 @@ def require_short(what: str, path: object) -> None:
     require(not _too_long(path), f"{what} is too long for a path, got {short(path)}")
 
 
+def require_another(out: Path | None, **inputs: Path | None) -> None:
+    """Raise `InputError` where `--out` is one of the files that are read: it would replace it."""
+    for name, path in inputs.items():
+        same = (
+            out is not None and path is not None and os.path.realpath(out) == os.path.realpath(path)
+        )
+        require(not same, f"--out {out} is --{name} itself, which it would replace: name another")
+
+
 def _too_long(path: Any) -> bool:
     """Whether the system takes it for no path because of its length."""
     try:

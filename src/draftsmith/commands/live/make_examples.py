@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, each_at_least
+from draftsmith.config import Leading, each_at_least, require_another
 from draftsmith.core.config import check_seed
 from draftsmith.data.jsonl import write_objects
 from draftsmith.data.prompts import MINI, check_prompt, filled
@@ -50,6 +50,7 @@ class LiveMakeExamplesOptions(VerbOptions):
         each_at_least(1, self, "limit")
         check_seed(self.seed, "--seed")
         check_prompt(self.template, "--template")
+        require_another(self.out, pairs=self.pairs)
 
 
 def run(options: LiveMakeExamplesOptions) -> dict[str, Any]:

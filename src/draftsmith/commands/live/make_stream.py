@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import Leading, each_at_least
+from draftsmith.config import Leading, each_at_least, require_another
 from draftsmith.core.config import check_seed
 from draftsmith.data.text import read_text
 from draftsmith.live.config import check_stream
@@ -42,6 +42,7 @@ class LiveMakeStreamOptions(VerbOptions):
         check_stream(self.lag, self.rewrites)
         each_at_least(1, self, "limit")
         check_seed(self.seed, "--seed")
+        require_another(self.out, source=self.source, references=self.references)
 
 
 def run(options: LiveMakeStreamOptions) -> dict[str, Any]:

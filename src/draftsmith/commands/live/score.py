@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import show_values
-from draftsmith.config import Leading, as_dict, from_dict, require
+from draftsmith.config import Leading, as_dict, from_dict, require, require_another
 from draftsmith.data.jsonl import read_records, write_objects
 from draftsmith.errors import InputError
 from draftsmith.live.records import Hypothesis, UpdateRecord
@@ -38,6 +38,10 @@ class LiveScoreOptions(VerbOptions):
     """Write source.txt, translation.txt and reference.txt to this folder, for other tools."""
     out: Path | None = None
     """Write a SimulEval-style log of stable delays to this file."""
+
+    def validate(self) -> None:
+        super().validate()
+        require_another(self.out, records=self.records, stream=self.stream)
 
 
 def run(options: LiveScoreOptions) -> dict[str, Any]:
