@@ -314,6 +314,7 @@ def parse_temperatures(text: str, name: str = "--temperature") -> tuple[float, .
     values = parse_list(text, float, name=name)
     for value in values:
         check_temperature(value, name)
+    require(len(set(values)) == len(values), f"{name} names one twice: {text}")
     return values
 
 

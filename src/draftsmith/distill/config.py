@@ -555,9 +555,7 @@ class CollectConfig(Configuration):
         super().validate()
         ways = [self.samples is not None, self.beams is not None, self.gold]
         require(sum(ways) <= 1, "give one of --samples, --beams and --gold (none: greedy)")
-        given = self.sample_temperatures()
-        twice = len(set(given)) < len(given)
-        require(not twice, f"--temperatures names one twice: {self.temperatures}")
+        self.sample_temperatures()
         if self.samples is None:
             each_unused("--samples", self, "temperatures", "top_p")
         if self.beams is None:
