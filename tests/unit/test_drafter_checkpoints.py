@@ -267,6 +267,8 @@ def test_a_drafter_for_another_target_is_refused(target: HFTarget, tmp_path: Pat
     [
         ({"layers": [0, 1, 2]}, r"layers \[0, 1, 2\]"),
         ({"vocabulary_sha256": "0123456789abcdef"}, "the tokenizer 0123456789ab"),
+        ({"vocabulary_sha256": -1}, "the tokenizer -1"),
+        ({"vocabulary_sha256": [0]}, r"the tokenizer \[0\]"),
     ],
 )
 def test_a_folder_says_which_target_it_is_for(

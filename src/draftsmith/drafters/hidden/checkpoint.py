@@ -223,7 +223,7 @@ _WORDS = {
     "hidden_size": "a hidden size of {}",
     "vocab_size": "a vocabulary of {} tokens",
     "layers": "states read from the layers {}",
-    "vocabulary_sha256": "the tokenizer {:.12}",
+    "vocabulary_sha256": "the tokenizer {!s:.12}",
 }
 
 
