@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.pretend_device import DEVICE, Elsewhere, PretendDevice, send
 
+from draftsmith.core.block_rule import Block
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Law, Noise
 from draftsmith.core.lossy_rules import BiasedDraw, BiasedGreedy, Typical
@@ -127,6 +128,37 @@ def test_the_verdict_is_that_of_the_host(
             assert torch.equal(getattr(verdict, name), getattr(here, name)), f"seed {seed}: {name}"
         assert torch.equal(came.tokens_BN, tree.tokens_BN)
         assert torch.equal(came.parents_BN, tree.parents_BN)
+        kept += int(here.num_accepted_B.sum())
+    assert kept > 0
+
+
+def chains(rng: np.random.Generator, rows: int, kind: Proposal) -> DraftTree:
+    """Rows of chains of unequal lengths, the shortest of none."""
+    tree = random_tree(rng, rows, kind)
+    parents = torch.arange(ROOT, tree.num_nodes - 1).repeat(rows, 1)
+    for b in range(rows):
+        parents[b, int(rng.integers(0, tree.num_nodes + 1)) :] = PADDING
+    return dataclasses.replace(tree, parents_BN=parents, candidate_BN=None)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("kind", [Proposal.OPAQUE, Proposal.SAMPLED])
+def test_blocks_are_judged_on_the_device_as_on_the_host(kind: Proposal, sampler: str) -> None:
+    """The law of an opaque draft, a point mass, begins on the host: it has to meet the target's."""
+    kept = 0
+    for seed in range(16):
+        rng = np.random.default_rng(seed)
+        tree = chains(rng, 3, kind)
+        logits = torch.from_numpy(rng.normal(scale=1.5, size=(3, 1 + tree.num_nodes, V)))
+        noise = Noise(seed, [5, 6, 7], [4, 9, 2])
+        here = verify_step(tree, logits, SAMPLERS[sampler], [], Block(), noise, widest=1)[1]
+        with PretendDevice(), torch.inference_mode():
+            there = verify_step(
+                sent(tree, shape_too=True), Elsewhere(logits), SAMPLERS[sampler], [], Block(),
+                noise, widest=1,
+            )[1]  # fmt: skip
+        for name in ("path_BD", "num_accepted_B", "next_token_B"):
+            assert torch.equal(getattr(there, name), getattr(here, name)), f"seed {seed}: {name}"
         kept += int(here.num_accepted_B.sum())
     assert kept > 0
 

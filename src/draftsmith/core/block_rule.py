@@ -83,8 +83,9 @@ class Block:
                 after, mass_R = p.excess(q, share_R)
                 left_R = mass_R + 1 - share_R
                 judge(depth, rows, torch.where(left_R > 0, mass_R / left_R, 1.0), after)
-                ratio_R = p.prob(drafted).double() / q.prob(drafted).double()
-                share_R = (share_R * ratio_R.cpu()).clamp(max=1.0)
+                # p may be on a device and q on the host
+                ratio_R = p.prob(drafted).double().cpu() / q.prob(drafted).double().cpu()
+                share_R = (share_R * ratio_R).clamp(max=1.0)
             depth += 1
         next_token_B = np.zeros(len(chains), dtype=np.int64)
         for depth, rows, after in ends:

@@ -233,8 +233,9 @@ class Law:
         return self._renormalised(left_RK), left_RK.sum(-1).double().cpu()
 
     def _beside(self, q: Law) -> Tensor:
-        """q's probabilities of the tokens of these laws."""
-        q_RV = q.probs()
+        """q's probabilities of the tokens of these laws, on their device: those of an opaque draft
+        begin on the host."""
+        q_RV = to_device(q.probs(), self.probs_RK.device)
         return q_RV if self.ids_RK is None else q_RV.gather(1, self.ids_RK)
 
     def _renormalised(self, left_RK: Tensor) -> Law:
