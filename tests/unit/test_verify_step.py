@@ -16,7 +16,7 @@ from draftsmith.core.law import Law, Noise
 from draftsmith.core.lossy_rules import BiasedDraw, BiasedGreedy, Typical
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.trees import geometry
-from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
+from draftsmith.core.types import PADDING, ROOT, DecodeStep, DraftTree, Proposal, TreeShape
 from draftsmith.core.verify import Match, Rejection, Rule
 from draftsmith.core.verify_step import verify_step
 from draftsmith.drafters.base import Drafter
@@ -321,3 +321,22 @@ def test_a_step_looks_once(name: str) -> None:
     assert counts[1] == looks and set(counts[1:]) <= {1, looks}
     assert counts[0] <= looks
     assert not device.uploads
+
+
+@pytest.mark.parametrize("rule", ["rejection", "typical"])
+def test_a_later_drafters_tree_is_judged_as_wide_as_it_is(rule: str) -> None:
+    """The first drafter makes chains and the second a tree that only the device knows."""
+    options = DecodeOptions(
+        sampler=SAMPLERS["dense"], max_new_tokens=16, seed=3, rule=rule, allow_lossy=True
+    )
+
+    def steps(*, there: bool) -> list[DecodeStep]:
+        target, drafter = model(0, there=there), Cascade([PromptLookup(), Eagle()])
+        drafter.bind(target)
+        return list(decode(target, drafter, PROMPTS, options))
+
+    here = steps(there=False)
+    with PretendDevice(), torch.inference_mode():
+        assert steps(there=True) == here
+    origins = [origin for step in here for row in step.origins for origin in row]
+    assert 2 in origins, "no node of the tree was accepted"

@@ -26,7 +26,6 @@ from draftsmith.core.transfer import Recorder, no_garbage_collection
 from draftsmith.core.types import DecodeStep, LengthPolicy, Signals, TargetOutput, TreeShape
 from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.base import TRAINING, Drafter, options_marked
-from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig, drafter_parts
 from draftsmith.drafters.registry import load_drafter, option_keys
 from draftsmith.errors import InputError
@@ -301,9 +300,11 @@ def open_drafters(
 
 def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafter:
     drafter = load_drafter(name, assignments)
-    parts = drafter.parts if isinstance(drafter, Cascade) else (drafter,)
+    trained = frozenset[str]().union(
+        *(options_marked(part.config, TRAINING) for part in drafter.parts)
+    )
     for key in option_keys(assignments):
-        if any(key.rpartition(".")[2] in options_marked(part.config, TRAINING) for part in parts):
+        if key.rpartition(".")[2] in trained:
             raise InputError(
                 f"--drafter-option {key}: {name} reads it when it is trained, not when it drafts; "
                 "leave it out."

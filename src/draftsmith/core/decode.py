@@ -270,7 +270,7 @@ def decode(
                     [row.history() for row in active] if verifier.needs_history else [],
                     make_rule(options.rule, tree.proposal),
                     noise,
-                    widest=shape.widest,
+                    widest=drafter.widest(shape),
                     allow_lossy=options.allow_lossy,
                 )
             verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending)

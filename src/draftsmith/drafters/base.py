@@ -172,6 +172,15 @@ class Drafter(nn.Module, abc.ABC):
         """The most nodes (probes included) that `propose` returns for this shape."""
         return shape.num_nodes
 
+    def widest(self, shape: TreeShape) -> int:
+        """The most children that a node has which `propose` returns for this shape."""
+        return shape.widest
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters that it consists of: itself, unless it joins several."""
+        return (self,)
+
     @classmethod
     def signals_of(cls, config: Any) -> Signals:
         """What it will read of a target with this transformers configuration, bound or not."""

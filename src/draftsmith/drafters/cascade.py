@@ -59,7 +59,7 @@ class Cascade(Drafter):
                 f"{name} drafts from what it reads at every step, and in a cascade others draft at "
                 "some of them: use it alone",
             )
-        self.parts = tuple(parts)
+        self._parts = tuple(parts)
         self.default_shape = parts[0].default_shape
         self.reads_predictions = any(part.reads_predictions for part in parts)
         self._check_signals()
@@ -69,6 +69,10 @@ class Cascade(Drafter):
         names = " and ".join(type(part).__name__ for part in reading)
         require(len(reading) < 2, f"{names} read hidden states: a cascade may hold one that does")
         self.signals = reading[0].signals if reading else Signals()
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return self._parts
 
     def bind(self, target: TargetView) -> None:
         for part in self.parts:
@@ -81,9 +85,15 @@ class Cascade(Drafter):
         return next((target for target in bound if target is not None), None)
 
     def max_nodes(self, shape: TreeShape) -> int:
+        return max(part.max_nodes(own) for part, own in self._shapes(shape))
+
+    def widest(self, shape: TreeShape) -> int:
+        return max(part.widest(own) for part, own in self._shapes(shape))
+
+    def _shapes(self, shape: TreeShape) -> list[tuple[Drafter, TreeShape]]:
+        """The parts, each with the shape that it drafts where `shape` is asked for."""
         first, *others = self.parts
-        later = (part.max_nodes(_own(part, shape.depth)) for part in others)
-        return max(first.max_nodes(shape), *later)
+        return [(first, shape), *((part, _own(part, shape.depth)) for part in others)]
 
     def start(self, request: RequestBatch) -> _State:
         return _State([part.start(request) for part in self.parts])
