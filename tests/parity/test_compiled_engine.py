@@ -212,6 +212,15 @@ def test_logits_of_a_token_are_equal_whatever_is_computed_beside_it(name: str, f
             assert torch.equal(out, logits_of(target, [whole], 1)), "in one piece"
 
 
+@pytest.mark.parametrize("token", [-1, 100, 1 << 40])
+def test_tokens_that_the_model_lacks_are_refused(token: int) -> None:
+    """The extension reads a row of the embedding wherever it is told to."""
+    target = target_of(CONFIGS["llama"])
+    with pytest.raises(InputError, match="this model knows 0 to 99"):
+        logits_of(target, [[1, 2, token], [3]], 1)
+    logits_of(target, [[1, 2, 99], [0]], 1)
+
+
 @pytest.mark.parametrize("form", ["bfloat16", "w8a8", "int4"])
 def test_drafts_change_no_token(form: str) -> None:
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32

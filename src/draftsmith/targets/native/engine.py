@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftsmith.core.cache import Block, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.errors import InputError
 from draftsmith.provenance import free_memory_bytes
 from draftsmith.targets.native.library import Call, Chain, Layer, Model
 from draftsmith.targets.native.weights import (
@@ -335,6 +336,12 @@ class Runner:
         row_of, place = (part.astype(np.int32) for part in np.nonzero(real_BT))
         count = len(row_of)
         token = np.asarray(tokens_BT, dtype=np.int64)[real_BT]
+        known = self.model.embedding.rows
+        if int(token.view(np.uint64).max(initial=0)) >= known:  # negative ones are huge
+            raise InputError(
+                f"Token ids reach from {token.min()} to {token.max()}, and this model knows 0 to "
+                f"{known - 1}: use the tokenizer and the drafter that belong to it."
+            )
         position = np.asarray(block.positions_BT, dtype=np.int32)[real_BT]
         see_NC = see_BTC[real_BT]
         number, column = np.nonzero(see_NC)
