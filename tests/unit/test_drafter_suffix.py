@@ -19,7 +19,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import PADDING, RequestBatch, TreeShape
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.drafters.suffix import OwnText, PastTexts, Suffix, continuation
+from draftsmith.drafters.suffix import MOST_PLACES, OwnText, PastTexts, Suffix, continuation
 from draftsmith.errors import InputError
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
@@ -128,13 +128,20 @@ def test_the_memory_holds_the_latest_texts_and_no_more_tokens_than_it_may(
     )
 
 
+def test_a_run_that_is_frequent_in_the_text_hides_no_past_text() -> None:
+    """So many places of each are looked at, the latest ones."""
+    text = [*[1, 2, 3] * (MOST_PLACES + 1), 7, 1, 2]
+    past = [[9, 7, 1, 2, 5, 6], *[[4, 1, 2, 4]] * (MOST_PLACES - 1)]
+    assert drafted(text, past, Suffix.Config()) == [5, 6]
+    assert drafted(text, [*past, [4, 1, 2, 4]], Suffix.Config(max_match=2)) == [3, 1]
+    assert drafted(text, [*past, [4, 1, 2, 4]], Suffix.Config()) != [5, 6], "one place too many"
+
+
 def target() -> TabularTarget:
     return TabularTarget(vocab_size=12, seed=3)
 
 
-def outputs(
-    drafter: Suffix, prompts: Sequence[Sequence[int]], **given: int
-) -> tuple[list[int], int]:
+def outputs(drafter: Suffix, prompts: Sequence[Sequence[int]]) -> tuple[list[int], int]:
     """(text of the first row, steps)."""
     model = target()
     drafter.bind(model)
@@ -192,8 +199,27 @@ def test_turns_of_a_session_are_remembered_once() -> None:
     assert drafter.past.size == len(text) - 2, "the last question was never fed"
 
 
+def test_turns_of_a_chat_that_is_written_anew_are_remembered_once_they_are_gone() -> None:
+    """A chat template may write earlier turns otherwise than they were read: the row begins anew
+    behind what is common, and no other request begins in between."""
+    model, options = target(), DecodeOptions(max_new_tokens=6, ignore_end=True)
+    steps: dict[int, int] = {}
+    for memory in (0, 1000):
+        drafter, session = Suffix(Suffix.Config(memory=memory)), Session()
+        drafter.bind(model)
+        steps[memory] = 0
+        for turn in range(4):
+            prompt = [1, 2, turn, 3, 4]
+            steps[memory] += sum(
+                1 for _ in decode(model, drafter, [prompt], options, session=session)
+            )
+            assert drafter.past.size == (11 * turn if memory else 0)
+            assert len(drafter._open) == bool(memory), "texts of rows that are gone are kept"
+    assert steps[1000] < steps[0], "the turns before were not drafted from"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_memory_changes_no_text(temperature: float) -> None:
+def test_a_memory_changes_no_text_under_match(temperature: float) -> None:
     model = tiny_target(48, seed=2)
     drafter = Suffix(Suffix.Config(memory=500, min_match=1))
     drafter.bind(model)
@@ -254,6 +280,48 @@ def test_bad_memories_are_refused(
         path.write_text(lines)
     with pytest.raises(InputError, match=message):
         load_drafter("suffix", [*options, f"saved={path}"]).bind(target())
+
+
+def test_a_memory_is_of_one_vocabulary() -> None:
+    """It would draft tokens that a smaller target lacks."""
+    drafter, small = Suffix(Suffix.Config(memory=1000)), TabularTarget(vocab_size=6, seed=3)
+    outputs(drafter, [[1, 2, 3, 4]])
+    drafter.bind(TabularTarget(vocab_size=12, seed=4))
+    with pytest.raises(InputError, match="remembers texts of a target with 12 tokens"):
+        drafter.bind(small)
+    forgetful = Suffix()
+    outputs(forgetful, [[1, 2, 3, 4]])
+    forgetful.bind(small)
+
+
+def test_a_memory_that_could_not_be_read_is_read_whole_the_next_time(tmp_path: Path) -> None:
+    corpus, saved = tmp_path / "corpus.txt", tmp_path / "texts.json"
+    corpus.write_text("abcd")
+    drafter = Suffix(Suffix.Config(memory=100, corpus=str(corpus), saved=str(saved)))
+    model = WithTokenizer(vocab_size=12, seed=3)
+    with pytest.raises(InputError, match="cannot read"):
+        drafter.bind(model)
+    saved.write_text('{"texts": [[1, 2, 3]]}')
+    drafter.bind(model)
+    assert drafter.past.size == 4 + 3
+
+
+class WithTokenizer(TabularTarget):
+    """A target whose tokenizer counts letters from `a`, also those that it does not know."""
+
+    class Letters:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            assert not add_special_tokens
+            return [ord(letter) - ord("a") for letter in text]
+
+    tokenizer = Letters()  # type: ignore[assignment]
+
+
+def test_a_corpus_with_tokens_that_the_target_lacks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("abcdz")
+    drafter = load_drafter("suffix", ["memory=9", f"corpus={tmp_path / 'corpus.txt'}"])
+    with pytest.raises(InputError, match="token 25, outside the vocabulary of 12"):
+        drafter.bind(WithTokenizer(vocab_size=12, seed=3))
 
 
 def test_a_corpus_needs_a_tokenizer(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ draft still is: it ends where that falls below `min_probability`, or where it ha
 tokens of the match. So a chance match of two tokens drafts little, and a passage that repeats
 itself drafts much.
 
-Places are found by the last `min_match` tokens, so a step costs about the same however long the
-texts are. Nothing here depends on the noise of the verifier: proposals are opaque, and exact.
+Places are found by the last `min_match` tokens, and only the latest MOST_PLACES of them in each
+collection are looked at, so a step costs about the same however long the texts are: of a run that
+is frequent, a longer match may stand further back. Nothing here depends on the noise of the
+verifier: proposals are opaque, and exact.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from draftsmith.config import require
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
@@ -47,7 +50,8 @@ from draftsmith.errors import InputError
 from draftsmith.provenance import read_json, write_text_atomic
 
 MOST_PLACES = 256
-"""Places of a match that are looked at, the latest ones."""
+"""Places of the shortest match that are looked at, the latest ones: so many in the row's own text,
+and so many in past texts."""
 
 MOST_MEMORY = 100_000_000
 """Tokens, of some hundred bytes each."""
@@ -128,7 +132,8 @@ def continuation(
     """What to draft behind `known`, the tokens of `own`: no more than `most`; may be empty."""
     length = config.min_match
     run = tuple(known[-length:])
-    found = list(islice(chain(own.places(run), past.places(run)), MOST_PLACES))
+    # each by itself: a run that is frequent in the own text would hide all past texts
+    found = [one for texts in (own, past) for one in islice(texts.places(run), MOST_PLACES)]
     while found and length < min(config.max_match, len(known)):
         wanted, back = known[-length - 1], length + 1
         longer = [at for at in found if at[1] >= back and at[0][at[1] - back] == wanted]
@@ -178,8 +183,10 @@ _State = RowStates[Row]
 class Suffix(Drafter):
     """Drafts from the row's own text and, if `memory` says so, from those of past requests.
 
-    A request's output is remembered once its rows are gone, when the next request begins. Outputs
-    stay the same whatever is remembered; which tokens are drafted does not.
+    A request's output is remembered once its rows are gone, when the next request begins or goes
+    on. What is drafted depends on what is remembered; the law of outputs does not, and under the
+    rule `match` neither does any output. Under `rejection` and `block` the same seed may give
+    another draw from that law.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -222,25 +229,38 @@ class Suffix(Drafter):
         self.past = PastTexts(self.config.min_match, self.config.memory)
         """Texts of past requests."""
         self._open: list[tuple[weakref.ref[Row], list[int], int]] = []
-        self._filled = False
+        self._vocab_size: int | None = None
+        """Of the target whose texts are remembered; None: nothing was read yet."""
         self._end_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView) -> None:
-        self._end_ids = target.end_ids
-        if self._filled:
+        """
+        Raises:
+            InputError: `corpus` or `saved` cannot be read, or holds too many tokens or such that
+                the target lacks; or texts of a target with another vocabulary are remembered.
+        """
+        if self._vocab_size is not None:
+            require(
+                self.config.memory == 0 or self._vocab_size == target.vocab_size,
+                f"this suffix drafter remembers texts of a target with {self._vocab_size} tokens, "
+                f"and {target.name} has {target.vocab_size}: make another drafter for it",
+            )
+            self._end_ids = target.end_ids
             return
+        found: list[list[int]] = []
         for name, read in (("corpus", _corpus), ("saved", _saved)):
             source = getattr(self.config, name)
             texts = read(Path(source), target) if source else []
-            size = self.past.size + sum(map(len, texts))
+            found += texts
+            size = sum(map(len, found))
             if size > self.config.memory:
                 raise InputError(
                     f"drafter option {name}: {source} has {size:,} tokens, more than "
                     f"memory={self.config.memory}: raise it, or give less text."
                 )
-            for text in texts:
-                self.past.add(text)
-        self._filled = True
+        for text in found:
+            self.past.add(text)
+        self._vocab_size, self._end_ids = target.vocab_size, target.end_ids
 
     def start(self, request: RequestBatch) -> _State:
         self._remember()
@@ -248,7 +268,9 @@ class Suffix(Drafter):
 
     def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
         rewound = state.rewind(request.tokens)
-        assert isinstance(rewound, RowStates)
+        assert isinstance(state, RowStates) and isinstance(rewound, RowStates)
+        state.rows = rewound.rows  # rows that began anew are gone, and so are their texts
+        self._remember()
         return self._noted(rewound)
 
     def _noted(self, state: _State) -> _State:
@@ -301,7 +323,14 @@ def _corpus(path: Path, target: TargetView) -> list[list[int]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(f"drafter option corpus: {path} cannot be read: {error}") from error
-    return [list(target.tokenizer.encode(text, add_special_tokens=False))]
+    ids = list(target.tokenizer.encode(text, add_special_tokens=False))
+    if max(ids, default=0) >= target.vocab_size:
+        raise InputError(
+            f"drafter option corpus: the tokenizer of {target.name} gives token {max(ids)}, "
+            f"outside the vocabulary of {target.vocab_size}: tokenizer and model do not belong "
+            "together."
+        )
+    return [ids]
 
 
 def _saved(path: Path, target: TargetView) -> list[list[int]]:
