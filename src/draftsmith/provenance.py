@@ -215,9 +215,10 @@ def warn_if_busy() -> None:
 def portable_text(text: str) -> str:
     """`text` with absolute paths made relative to the current folder, or cut to `~` or `.../name`.
 
-    Only words that are paths as a whole, lists of them, or KIND:PATH are touched: a prompt is not.
+    Only words that are paths as a whole, lists of them, KIND:PATH, or drafters joined by '+' are
+    touched: a prompt is not.
     """
-    pieces = re.split(r"(,)", text)
+    pieces = re.split(r"(,|\+(?=[\w.-]+:/))", text)
     return "".join(_portable_piece(piece) for piece in pieces)
 
 

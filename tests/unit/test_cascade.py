@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ from draftsmith import Generator, SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.trees import stack_drafts
 from draftsmith.core.types import PADDING, DraftTree, RequestBatch, TreeShape
-from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.base import Accepted, Drafter, DraftState, TextState
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig, cascade_parts
 from draftsmith.drafters.eagle import Eagle
@@ -114,17 +118,120 @@ def test_text_is_that_of_the_target(name: str) -> None:
         assert {2, 3} & set(origins[0] + origins[1]), "no draft of the model was accepted"
 
 
-def test_a_draft_model_keeps_its_cache_in_step_with_the_others_drafts() -> None:
-    """The very target as second drafter: whatever it drafts is accepted whole."""
-    model = target()
-    cascade = Cascade([Suffix(), draft_model(3, length=3)])
+class Noted(Cascade):
+    """Notes the origin of each row's draft at every step; None: it has none."""
+
+    def __init__(self, parts: Sequence[Drafter]) -> None:
+        super().__init__(parts)
+        self.origins: list[list[int | None]] = []
+
+    def propose(
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        tree = super().propose(state, shape, depth_B, sampler, noise)
+        origin_BN = tree.origin_BN
+        assert origin_BN is not None
+        drafted_B = (tree.parents_BN != PADDING).any(1).tolist()
+        firsts = zip(origin_BN[:, 0].tolist(), drafted_B, strict=True)
+        self.origins.append([origin if drafted else None for origin, drafted in firsts])
+        return tree
+
+
+class Sometimes(Independent):
+    """A draft model that drafts behind texts of every third length only."""
+
+    def propose(
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        assert isinstance(state, TextState)
+        silent_B = np.array([len(text) % 3 > 0 for text in state.known])
+        return super().propose(state, shape, np.where(silent_B, 0, depth_B), sampler, noise)
+
+
+def sometimes(seed: int, length: int) -> Sometimes:
+    model = tiny_target(V, seed=seed, dtype=torch.float64)
+    return Sometimes(Sometimes.Config(proposal="greedy", length=length), model=model)
+
+
+BESIDE: dict[str, tuple[Callable[[], list[Drafter]], set[int]]] = {
+    "suffix": (lambda: [Suffix(), draft_model(3, length=3)], {2}),
+    "another draft model": (lambda: [sometimes(3, 4), draft_model(3, length=3)], {0, 2}),
+    "a wrong draft model": (lambda: [sometimes(8, 4), draft_model(3, length=3)], {2}),
+}
+"""Parts, and the origins of those that are the very target (its seed is 3)."""
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_draft_model_keeps_its_cache_in_step_with_the_others_drafts(name: str) -> None:
+    """Whatever the very target drafts is accepted whole, whoever drafted before."""
+    build, good = BESIDE[name]
+    model, cascade = target(), Noted(build())
     cascade.bind(model)
     options = DecodeOptions(max_new_tokens=60, ignore_end=True)
-    for step in decode(model, cascade, [REPEATED, NEW], options):
-        for row in range(2):
-            mine = [origin for origin in step.origins[row] if origin == 2]
-            if mine:
-                assert step.accepted[row] == step.offered_depth[row]
+    steps = list(decode(model, cascade, [REPEATED, NEW], options))
+    drafts: Counter[int | None] = Counter()
+    for step, origins in zip(steps, cascade.origins, strict=False):  # the last may ask for none
+        for row, origin in enumerate(origins):
+            drafts[origin] += 1
+            if origin in good:
+                assert step.accepted[row] == step.offered_depth[row] > 0
+    assert all(drafts[origin] > 2 for origin in good)
+
+
+class Notes(Drafter):
+    """A drafter that drafts one token behind texts of its own, and keeps what it is shown of
+    the notes on nodes."""
+
+    def __init__(self, mine: int) -> None:
+        super().__init__()
+        self.mine = mine
+        self.shown: list[list[list[int]]] = []
+
+    def start(self, request: RequestBatch) -> DraftState:
+        known = [list(row) for row in request.tokens]
+        return TextState(known=known, num_prompt=[len(row) for row in known])
+
+    def propose(
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        assert isinstance(state, TextState)
+        drafts = [
+            [row[-1]] if row[-1] == self.mine and depth else []
+            for row, depth in zip(state.known, depth_B, strict=True)
+        ]
+        tree = stack_drafts(drafts)
+        notes = 10 * self.mine + torch.arange(tree.tokens_BN.numel()).view(tree.tokens_BN.shape)
+        return replace(tree, fed_BN=notes.masked_fill(tree.parents_BN == PADDING, -1))
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        assert accepted.tree.fed_BN is not None
+        self.shown.append(accepted.tree.fed_BN.tolist())
+        return state
+
+
+def test_notes_on_nodes_are_shown_to_the_drafter_whose_nodes_they_are() -> None:
+    model, parts = target(), [Notes(mine) for mine in (1, 2, 3)]
+    cascade = Cascade(parts)
+    cascade.bind(model)
+    next(decode(model, cascade, [[5, 1], [5, 2], [5, 3], [5, 4]], DecodeOptions(max_new_tokens=4)))
+    for row, part in enumerate(parts):
+        (shown,) = part.shown
+        assert shown == [[10 * part.mine + row if b == row else -1] for b in range(4)]
 
 
 def test_states_are_read_of_one_drafter_alone() -> None:
@@ -135,13 +242,27 @@ def test_states_are_read_of_one_drafter_alone() -> None:
     assert late.signals == late.parts[1].signals
 
 
+def test_a_cascade_within_one_is_its_parts() -> None:
+    """As `live --then A+B` makes: inside, all drafts would have one origin."""
+    model, inner = target(), Cascade([sometimes(3, 4), draft_model(3, length=3)])
+    cascade = Cascade([PredictionDrafter(), inner])
+    assert cascade.parts[1:] == inner.parts
+    cascade.bind(model)
+    seen: set[int] = set()
+    options = DecodeOptions(max_new_tokens=60, ignore_end=True)
+    for step in decode(model, cascade, [NEW], options):
+        seen.update(step.origins[0])
+        assert step.accepted[0] == step.offered_depth[0]
+    assert {2, 3} <= seen
+
+
 def test_predictions_reach_the_drafter_that_reads_them() -> None:
     cascade = Cascade([PredictionDrafter(), Suffix()])
     assert cascade.reads_predictions
     model = target()
     cascade.bind(model)
     options = DecodeOptions(max_new_tokens=12, ignore_end=True)
-    (plain, _), (_, _) = (text_of(NoDrafter()), ([], []))
+    plain, _ = text_of(NoDrafter())
     steps = list(decode(model, cascade, [REPEATED], options, predictions=[plain[0][:12]]))
     assert len(steps) < 6
 
@@ -158,7 +279,7 @@ def test_names_join_drafters() -> None:
     assert drafter.parts[0].config.min_match == 3 and drafter.parts[1].config.max_ngram == 5
 
 
-def test_a_path_with_a_plus_is_a_path(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_path_with_a_plus_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "suffix+none").mkdir()
     assert cascade_parts("suffix+none") == ["suffix+none"]

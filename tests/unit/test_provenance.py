@@ -86,6 +86,16 @@ def test_home_is_written_as_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
     assert portable_text("a/b and /c") == "a/b and /c"
 
 
+def test_no_part_of_a_joined_drafter_names_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    for joined, portable in (
+        ("suffix+hass:/home/someone/m", "suffix+hass:~/m"),
+        ("suffix+hass:/data/a+independent:/data/b", "suffix+hass:.../a+independent:.../b"),
+        ("independent:/data/a+b", "independent:.../a+b"),
+    ):
+        assert portable_text(joined) == portable
+
+
 def test_git_revision_is_our_own_checkout_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.types import DecodeStep, Signals, TreeShape
 from draftsmith.data import text
 from draftsmith.drafters.base import Drafter
-from draftsmith.drafters.config import drafter_parts, kinds
+from draftsmith.drafters.config import cascade_parts, drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
@@ -464,9 +464,14 @@ def refuse_others(names: Sequence[str]) -> None:
     """Refuse drafters that have no perplexity.
 
     Raises:
-        InputError: a drafter that is no draft model.
+        InputError: a drafter that is no draft model, or several joined.
     """
     for name in names:
+        if len(cascade_parts(name)) > 1:
+            raise InputError(
+                f"--drafter {name}: --perplexity is for draft models, and this joins several "
+                "drafters: name the draft model alone"
+            )
         kind, _ = drafter_parts(name)
         if kind in kinds() and kind != "independent":
             raise InputError(

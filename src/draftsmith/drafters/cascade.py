@@ -50,6 +50,8 @@ class Cascade(Drafter):
                 at every step, or two that read hidden states.
         """
         super().__init__()
+        # a cascade within one would have its origins counted as one drafter's
+        parts = [one for part in parts for one in part.parts]
         require(len(parts) > 1, "a cascade needs two drafters or more")
         for part in parts:
             name, shape = type(part).__name__, part.default_shape

@@ -243,7 +243,7 @@ class Suffix(Drafter):
             require(
                 self.config.memory == 0 or self._vocab_size == target.vocab_size,
                 f"this suffix drafter remembers texts of a target with {self._vocab_size} tokens, "
-                f"and {target.name} has {target.vocab_size}: make another drafter for it",
+                f"and this one has {target.vocab_size}: make another drafter for it",
             )
             self._end_ids = target.end_ids
             return
@@ -326,7 +326,7 @@ def _corpus(path: Path, target: TargetView) -> list[list[int]]:
     ids = list(target.tokenizer.encode(text, add_special_tokens=False))
     if max(ids, default=0) >= target.vocab_size:
         raise InputError(
-            f"drafter option corpus: the tokenizer of {target.name} gives token {max(ids)}, "
+            f"drafter option corpus: the target's tokenizer gives token {max(ids)} for {path}, "
             f"outside the vocabulary of {target.vocab_size}: tokenizer and model do not belong "
             "together."
         )
