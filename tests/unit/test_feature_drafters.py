@@ -180,6 +180,22 @@ def test_decoding_says_what_the_target_says(
 
 
 @pytest.mark.parametrize("cls", DRAFTERS)
+def test_an_option_says_the_length_of_its_chains(cls: type[Drafter], target: HFTarget) -> None:
+    """In a cascade nothing else says it for a later drafter."""
+    usual, drafter = cls(), bound(cls(cls.Config(length=3)), target)
+    assert drafter.default_shape == TreeShape.chain(3) and not usual.default_shape.is_chain
+    for step in decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=8)):
+        assert step.proposed[0] <= 3
+    with pytest.raises(InputError, match="length must be at least 0"):
+        cls.Config(length=-1)
+
+
+def test_medusa_drafts_no_longer_than_it_has_heads(target: HFTarget) -> None:
+    with pytest.raises(InputError, match="length=3: 2 heads draft at most 2 tokens"):
+        Medusa(Medusa.Config(heads=2, length=3)).bind(target)
+
+
+@pytest.mark.parametrize("cls", DRAFTERS)
 def test_a_drafter_is_not_bound_to_a_target_of_other_measures(
     cls: type[Drafter], target: HFTarget
 ) -> None:

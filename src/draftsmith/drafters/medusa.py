@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from draftsmith.config import require
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import to_device
@@ -181,6 +182,7 @@ class Medusa(TrainedDrafter):
         """Training: each head counts this much of the one before."""
 
         def __post_init__(self) -> None:
+            super().__post_init__()
             at_least(1, heads=self.heads, most=_MOST_HEADS)
             at_least(0, layers=self.layers, most=_MOST_HEADS)
             at_least(0, decay=self.decay)
@@ -198,6 +200,12 @@ class Medusa(TrainedDrafter):
             count, layers = stored_heads(stored, self.config.source)
             if D2T in stored:  # one of another target is refused for its ids
                 own = min(len(stored[D2T]), own)
+        length = self.config.length
+        require(
+            length <= count,
+            f"drafter option length={length}: {count} heads draft at most {count} tokens; ask for "
+            "no more",
+        )
         self.num_steps = self.longest = count
         return Heads(count, layers, target.head_weight(), own)
 

@@ -303,6 +303,12 @@ class TrainedDrafter(Drafter):
         is not run."""
         draft_vocab: int = field(default=0, metadata=STRUCTURE | ADDED)
         """Training: knows so many tokens, those that answers hold most often; 0: all."""
+        length: int = field(default=0, metadata=ADDED)
+        """Chains of so many tokens, unless the caller gives a shape of its own; 0: the published
+        tree."""
+
+        def __post_init__(self) -> None:
+            at_least(0, length=self.length, most=MOST_NODES)
 
     config: Any
     signals = Signals(last_hidden=True)
@@ -312,6 +318,8 @@ class TrainedDrafter(Drafter):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
+        if self.config.length:
+            self.default_shape = TreeShape.chain(self.config.length)
         self.network: Any = None
         self._facts: dict[str, Any] = {}
         self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
@@ -430,13 +438,10 @@ class FeatureDrafter(TrainedDrafter):
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
         int4 beside a target in 4 or 8 bits, else the target's."""
-        length: int = field(default=0, metadata=ADDED)
-        """Chains of so many tokens, unless the caller gives a shape of its own; 0: the published
-        tree."""
 
         def __post_init__(self) -> None:
+            super().__post_init__()
             at_least(0, noise=self.noise, seed=self.seed)
-            at_least(0, length=self.length, most=MOST_NODES)
             check_weights(self.weights)
 
     config: Config
@@ -452,8 +457,6 @@ class FeatureDrafter(TrainedDrafter):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
-        if self.config.length:
-            self.default_shape = TreeShape.chain(self.config.length)
         self._compiled: tuple[Any, PairEngine | None] | None = None
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:
