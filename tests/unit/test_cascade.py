@@ -28,7 +28,7 @@ from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter, make_drafter
 from draftsmith.drafters.suffix import Suffix
-from draftsmith.errors import InputError
+from draftsmith.errors import InputError, UnsupportedProposal
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -300,6 +300,17 @@ def test_a_path_with_a_plus_is_a_path(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_bad_cascades_are_refused(name: str, options: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_drafter(name, options)
+
+
+def test_block_takes_a_cascade_whose_later_drafter_has_a_length() -> None:
+    """`--draft-length` is the first one's; the error says what is the other's."""
+    model, options = target(), DecodeOptions(max_new_tokens=12, ignore_end=True, rule="block")
+    trees, chains = (Cascade([Suffix(), Eagle(Eagle.Config(length=n))]) for n in (0, 2))
+    trees.bind(model)
+    with pytest.raises(UnsupportedProposal, match=r"--drafter-option KIND\.length=N"):
+        list(decode(model, trees, [NEW], options))
+    chains.bind(model)
+    assert sum(sum(step.proposed) for step in decode(model, chains, [NEW], options)) > 0
 
 
 def test_a_cascade_does_not_learn() -> None:

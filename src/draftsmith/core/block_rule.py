@@ -104,7 +104,8 @@ def _chain(children: dict[int, list[int]]) -> list[int]:
         if len(children[node]) > 1:
             raise UnsupportedProposal(
                 "Rule 'block' verifies chains, and this draft branches: give --draft-length in "
-                "place of a tree, or use --rule rejection."
+                "place of a tree (--drafter-option KIND.length=N for a drafter behind the first "
+                "that A+B joins), or use --rule rejection."
             )
         (node,) = children[node]
         chain.append(node)
