@@ -63,7 +63,7 @@ class DecodeOptions:
     verifier_sampler: Sampler | None = None
     """Makes the laws that the rule reads; None: `sampler`, which drafters always follow."""
     rule: str | Rule = "auto"
-    """`match`, `rejection`, or `auto`: rejection where the draft brings its q, else match.
+    """`match`, `rejection`, `block`, or `auto`: rejection where the draft brings its q, else match.
     `typical` changes the law (see `core/lossy_rules.py`) and wants `allow_lossy`."""
     shape: TreeShape | None = None
     """Shape of the draft; None: the drafter's default."""

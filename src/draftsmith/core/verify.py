@@ -6,7 +6,8 @@ chooses a child to descend to, or a token of the target's own to stop with:
     root --p0--> n0 --p1--> n2 --p2--> stop        path n0 n2, next token from the law at n2
          `-> n1                                     (three laws were looked at, not one per node)
 
-Two lossless rules cover everything:
+Two lossless rules cover everything, and a third, `core/block_rule.py`, accepts more of sampled
+chains:
 
 * `Match` draws x from p and descends while some child holds x. Exact for any proposal, and the text
   is the very text that plain decoding gives for the same seed.

@@ -8,7 +8,8 @@ nodes, and reaches the host together with the tree, in one transfer:
     host     one transfer; then the very walk that a CPU does, which only looks up
 
 Penalties want each node's history, hence the tokens of the tree on the host: with them the tree
-comes first, and the walk makes laws as on a CPU.
+comes first, and the walk makes laws as on a CPU. So it is with a rule that can compute nothing
+before it walks (`block`).
 
 Shape letters: P places (root and nodes of all rows, row by row), S siblings.
 """

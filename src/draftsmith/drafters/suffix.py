@@ -234,7 +234,8 @@ class Suffix(Drafter):
         self._end_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView) -> None:
-        """
+        """Fill the memory, the first time.
+
         Raises:
             InputError: `corpus` or `saved` cannot be read, or holds too many tokens or such that
                 the target lacks; or texts of a target with another vocabulary are remembered.

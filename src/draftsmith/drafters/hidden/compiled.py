@@ -1,7 +1,7 @@
 """The layer of a drafter over hidden states, run by the C++ extension beside its target.
 
 A step of such a drafter is a fraction of a millisecond of arithmetic, less than Python needs to ask
-for it: a chain of its most probable tokens is one call (`Runner.chain`).
+for it: a chain, of its most probable tokens or of draws, is one call (`Runner.chain`).
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ struct Call {
   const float *cosine, *sine;   // [positions, width / 2]
 };
 
-// A chain of the most probable tokens, drafted behind the tokens of a `Call`.
+// A chain, drafted behind the tokens of a `Call`: of the most probable tokens, or of draws.
 struct Chain {
   int32_t rows, steps, vocab;         // rows: of which the call asks logits; vocab: of the head
   const int32_t* row;                 // [rows] of the cache
@@ -201,7 +201,7 @@ struct Chain {
   const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
   double temperature;                 // of the draws
   int64_t* chosen;                    // [rows, steps] rows of the head
-  float* scores;                      // [steps, rows, padded] of the draws
+  float* scores;                      // [steps, rows, padded], what they are drawn by; or null
 };
 
 constexpr int CHUNK = 64;  // tokens that pass a layer together
