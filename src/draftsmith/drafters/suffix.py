@@ -230,7 +230,7 @@ class Suffix(Drafter):
         """Texts of past requests."""
         self._open: list[tuple[weakref.ref[Row], list[int], int]] = []
         self._vocab_size: int | None = None
-        """Of the target whose texts are remembered; None: nothing was read yet."""
+        """The size of the vocabulary whose texts are remembered; None: nothing was read yet."""
         self._end_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView) -> None:
