@@ -380,10 +380,11 @@ class StepRecorder(NoDrafter):
 
     def note_signals(self, rows: Sequence[int], counts: Sequence[int], out: TargetOutput) -> None:
         """Keep what the last tokens of each row gave, `counts` of them."""
-        signals_BTS = captured_signals(out, self.name)
+        # one copy of all rows: a device would be waited for at each
+        signals_BTS = captured_signals(out, self.name)[:, -max(1, *counts) :].float().cpu()
         for b, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count:
-                self.states[row].append(signals_BTS[b, -count:].float().cpu())
+                self.states[row].append(signals_BTS[b, -count:].clone())
 
     def added_to(self, text: Trajectory, row: int) -> Trajectory:
         """The text of a row with its logprobs, score and signals."""
