@@ -42,38 +42,81 @@ static inline void widen(const Keys& from, int64_t base, int count, Column colum
   }
 }
 
-// `parts`: sixteenths of the width; a template where it is a usual one.
-template <int PARTS>
-static inline F dots(const float* q, const float* block, int width) {
-  const int parts = PARTS ? PARTS : width / LANES;
-  return sums([&](int k) {
-    F s = zero();
-    for (int d = 0; d < parts; ++d) s = fma(load(q + d * LANES), load(block + k * width + d * LANES), s);
-    return s;
-  });
+// The same with a lane for each column: [width, LANES]. A score is then a sum along the lanes' own
+// numbers, and nothing is added across them.
+template <bool HALF, class Column>
+static inline void widen_across(const Keys& from, int64_t base, int count, Column column, float* out) {
+  const int each = HALF ? 2 * LANES : LANES;  // numbers in the bits of a lane times their count
+  int64_t at[LANES];
+  for (int k = 0; k < LANES; ++k) at[k] = base + (int64_t)column(std::min(k, count - 1)) * from.width;
+  int d = 0;
+  for (; d + each <= from.width; d += each) {
+    I rows[LANES];
+    for (int k = 0; k < LANES; ++k)
+      rows[k] = HALF ? read_bits((const uint16_t*)from.cache + at[k] + d) : read_bits((const float*)from.cache + at[k] + d);
+    transpose(rows);
+    for (int i = 0; i < LANES; ++i, out += each) {
+      if (!HALF) {
+        store(out, as_float(rows[i]));
+        continue;
+      }
+      store(out, low_half(rows[i]));
+      store(out + LANES, high_half(rows[i]));
+    }
+  }
+  for (; d < from.width; d += LANES, out += LANES * LANES)  // a width that is odd in sixteenths
+    for (int k = 0; k < LANES; ++k) {
+      float some[LANES];
+      store(some, read_cache<HALF>(from.cache, at[k] + d));
+      for (int i = 0; i < LANES; ++i) out[i * LANES + k] = some[i];
+    }
 }
 
-template <int PARTS>
-static inline void add_values(const float* weight, int count, const float* block, int width, float* out) {
-  constexpr int N = PARTS == 0 ? 1 : std::min(PARTS, 4);
-  for (int d = 0; d < width; d += N * LANES) {
-    F acc[N];
-    for (int i = 0; i < N; ++i) acc[i] = load(out + d + i * LANES);
+// Queries that are computed together: as many as there are registers for their sums.
+constexpr int SCORED = DS_VNNI ? 4 : 1, ADDED = DS_VNNI ? 2 : 1;
+
+// Scores of sixteen keys, `block` being [width, LANES]; each is the sum of four sums.
+template <int N>
+static inline void scores(const Query* query, const float* block, int width, F by, float* score, size_t row) {
+  F sums[N][4];
+  for (int i = 0; i < N; ++i)
+    for (int k = 0; k < 4; ++k) sums[i][k] = zero();
+  for (int d = 0; d < width; d += 4, block += 4 * LANES)
+    for (int k = 0; k < 4; ++k) {
+      const F keys = load(block + k * LANES);
+      for (int i = 0; i < N; ++i) sums[i][k] = fma(all(query[i].q[d + k]), keys, sums[i][k]);
+    }
+  for (int i = 0; i < N; ++i)
+    store(score + i * row, ((sums[i][0] + sums[i][1]) + (sums[i][2] + sums[i][3])) * by);
+}
+
+// `PARTS`: sixteenths of the width, where it is a usual one; else 0.
+template <int PARTS, int N>
+static inline void add_values(
+    const Query* query, const float* weight, size_t row, int count, const float* block, int width) {
+  constexpr int P = PARTS == 0 ? 1 : std::min(PARTS, 4);
+  for (int d = 0; d < width; d += P * LANES) {
+    F acc[N][P];
+    for (int i = 0; i < N; ++i)
+      for (int p = 0; p < P; ++p) acc[i][p] = load(query[i].out + d + p * LANES);
     for (int k = 0; k < count; ++k)
-      for (int i = 0; i < N; ++i)
-        acc[i] = fma(all(weight[k]), load(block + k * width + d + i * LANES), acc[i]);
-    for (int i = 0; i < N; ++i) store(out + d + i * LANES, acc[i]);
+      for (int p = 0; p < P; ++p) {
+        const F value = load(block + k * width + d + p * LANES);
+        for (int i = 0; i < N; ++i) acc[i][p] = fma(all(weight[i * row + k]), value, acc[i][p]);
+      }
+    for (int i = 0; i < N; ++i)
+      for (int p = 0; p < P; ++p) store(query[i].out + d + p * LANES, acc[i][p]);
   }
 }
 
 // Scores to weights that sum to 1 with the factor that is returned.
 static F softmax(float* score, int keys) {
-  float top = -INFINITY;
-  for (int j = 0; j < keys; ++j) top = std::max(top, score[j]);
   for (int j = keys; j % LANES; ++j) score[j] = -INFINITY;
-  F total = zero();
+  F most = all(-INFINITY), total = zero();
+  for (int j = 0; j < keys; j += LANES) most = max(most, load(score + j));
+  const F top = all(largest(most));
   for (int j = 0; j < keys; j += LANES) {
-    store(score + j, exp(load(score + j) - all(top)));
+    store(score + j, exp(load(score + j) - top));
     if (keys - j < LANES)
       for (int i = keys; i < j + LANES; ++i) score[i] = 0;
     total = total + load(score + j);
@@ -81,24 +124,29 @@ static F softmax(float* score, int keys) {
   return all(keys ? 1.0f / sum(total) : 0.0f);  // padding sees nothing
 }
 
-// For all blocks of sixteen keys: `use(first query, behind the last, first key, keys)` with `block`
-// widened from `base`.
-template <bool HALF, class Use>
-static inline void in_blocks(const Keys& from, int64_t base, const Query* query, int count, float* block, Use use) {
+// Whether what `one` sees of what is staged is the beginning of what `next` sees.
+static inline bool begins(const Query& one, const Query& next) {
+  return one.keys <= next.keys && std::equal(one.staged, one.staged + (one.keys - one.committed), next.staged);
+}
+
+// For all blocks of sixteen keys: `use(first query, behind the last, first key, keys)`, before which
+// `read(keys, their columns)` has widened them.
+template <class Read, class Use>
+static inline void in_blocks(const Query* query, int count, Read read, Use use) {
   const int committed = query[0].committed;
   for (int j = 0; j < committed; j += LANES) {
     const int some = std::min(LANES, committed - j);
-    widen<HALF>(from, base, some, [&](int k) { return j + k; }, block);
+    read(some, [&](int k) { return j + k; });
     use(0, count, j, some);
   }
   for (int i = 0, end; i < count; i = end) {
-    const Query& one = query[i];
-    for (end = i + 1; end < count && query[end].staged == one.staged && query[end].keys == one.keys;)
-      ++end;  // of one token
-    for (int j = committed; j < one.keys; j += LANES) {
-      const int some = std::min(LANES, one.keys - j);
-      widen<HALF>(from, base, some, [&](int k) { return one.staged[j - committed + k]; }, block);
-      use(i, end, j, some);
+    for (end = i + 1; end < count && begins(query[end - 1], query[end]);) ++end;
+    const Query& last = query[end - 1];  // of a chain: what the others see, and more
+    for (int j = committed, first = i; j < last.keys; j += LANES) {
+      const int some = std::min(LANES, last.keys - j);
+      read(some, [&](int k) { return last.staged[j - committed + k]; });
+      while (query[first].keys <= j) ++first;
+      use(first, end, j, some);
     }
   }
 }
@@ -106,20 +154,38 @@ static inline void in_blocks(const Keys& from, int64_t base, const Query* query,
 // `score`: [count, row], a row is longer than any query's keys by 2 LANES; `block`: [LANES, width].
 template <bool HALF, int PARTS>
 static void attend_in(const Keys& from, const Query* query, int count, float* score, size_t row, float* block) {
-  in_blocks<HALF>(from, from.keys, query, count, block, [&](int i, int end, int j, int) {
-    for (; i < end; ++i)
-      store(score + i * row + j, dots<PARTS>(query[i].q, block, from.width) * all(from.scale));
-  });
-  F by[QUERIES];
+  const F by = all(from.scale);
+  in_blocks(
+      query, count,
+      [&](int some, auto column) { widen_across<HALF>(from, from.keys, some, column, block); },
+      [&](int i, int end, int j, int) {
+        for (; i + SCORED <= end; i += SCORED)
+          scores<SCORED>(query + i, block, from.width, by, score + i * row + j, row);
+        for (; i < end; ++i) scores<1>(query + i, block, from.width, by, score + i * row + j, row);
+      });
+  F share[QUERIES];
   for (int i = 0; i < count; ++i) {
-    by[i] = softmax(score + i * row, query[i].keys);
+    share[i] = softmax(score + i * row, query[i].keys);
     std::fill(query[i].out, query[i].out + from.width, 0.0f);
   }
-  in_blocks<HALF>(from, from.values, query, count, block, [&](int i, int end, int j, int some) {
-    for (; i < end; ++i) add_values<PARTS>(score + i * row + j, some, block, from.width, query[i].out);
-  });
+  in_blocks(
+      query, count,
+      [&](int some, auto column) { widen<HALF>(from, from.values, some, column, block); },
+      [&](int i, int end, int j, int some) {
+        auto own = [&](int n) { return std::min(some, query[n].keys - j); };
+        while (i < end) {
+          const float* weight = score + i * row + j;
+          if (i + ADDED <= end && own(i) == own(i + ADDED - 1)) {
+            add_values<PARTS, ADDED>(query + i, weight, row, own(i), block, from.width);
+            i += ADDED;
+          } else {
+            add_values<PARTS, 1>(query + i, weight, row, own(i), block, from.width);
+            ++i;
+          }
+        }
+      });
   for (int i = 0; i < count; ++i)
-    for (int d = 0; d < from.width; d += LANES) store(query[i].out + d, load(query[i].out + d) * by[i]);
+    for (int d = 0; d < from.width; d += LANES) store(query[i].out + d, load(query[i].out + d) * share[i]);
 }
 
 static void attend(bool half, const Keys& from, const Query* query, int count, float* score, size_t row, float* block) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -17,17 +18,6 @@ static inline float sum_of_eight(__m256 s) {
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
-}
-
-// Lane k: the sum of part(k), for eight of them.
-template <class Part>
-static inline __m256 eight_sums(Part part) {
-  __m256 a[8];
-#pragma GCC unroll 8
-  for (int k = 0; k < 8; ++k) a[k] = part(k);
-  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
-  const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
-  return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 #endif
 
@@ -68,19 +58,37 @@ static inline I load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline void to_int8(int8_t* out, F a) {  // whole numbers in -127..127
   _mm_storeu_si128((__m128i*)out, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
-static inline __m256 folded(F a) {
+static inline float sum(F a) {
   __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
-  return _mm256_add_ps(_mm512_castps512_ps256(a.v), high);
+  return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(a.v), high));
 }
-static inline float sum(F a) { return sum_of_eight(folded(a)); }
-
-// Lane k: the sum of part(k).
-template <class Part>
-static inline F sums(Part part) {
-  __m256 low = eight_sums([&](int k) { return folded(part(k)); });
-  __m256 high = eight_sums([&](int k) { return folded(part(k + 8)); });
-  __m512d both = _mm512_insertf64x4(_mm512_castpd256_pd512(_mm256_castps_pd(low)), _mm256_castps_pd(high), 1);
-  return {_mm512_castpd_ps(both)};
+static inline F as_float(I a) { return {_mm512_castsi512_ps(a.v)}; }
+static inline I read_bits(const void* p) { return {_mm512_loadu_si512(p)}; }
+static inline F low_half(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
+static inline F high_half(I a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32((int)0xFFFF0000)))};
+}
+static inline void transpose(I* m) {
+  I t[LANES];
+  for (int r = 0; r < LANES; r += 4) {
+    for (int i = 0; i < 4; i += 2) {
+      t[r + i].v = _mm512_unpacklo_epi32(m[r + i].v, m[r + i + 1].v);
+      t[r + i + 1].v = _mm512_unpackhi_epi32(m[r + i].v, m[r + i + 1].v);
+    }
+    for (int i = 0; i < 2; ++i) {  // fours of rows: lane 4 c + k of m[r + i] is column 4 c + i
+      m[r + 2 * i].v = _mm512_unpacklo_epi64(t[r + i].v, t[r + i + 2].v);
+      m[r + 2 * i + 1].v = _mm512_unpackhi_epi64(t[r + i].v, t[r + i + 2].v);
+    }
+  }
+  for (int r = 0; r < LANES; r += 8)
+    for (int i = 0; i < 4; ++i) {
+      t[r + i].v = _mm512_shuffle_i32x4(m[r + i].v, m[r + i + 4].v, 0x88);
+      t[r + i + 4].v = _mm512_shuffle_i32x4(m[r + i].v, m[r + i + 4].v, 0xDD);
+    }
+  for (int i = 0; i < 8; ++i) {
+    m[i].v = _mm512_shuffle_i32x4(t[i].v, t[i + 8].v, 0x88);
+    m[i + 8].v = _mm512_shuffle_i32x4(t[i].v, t[i + 8].v, 0xDD);
+  }
 }
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -145,14 +153,42 @@ static inline void to_int8(int8_t* out, F a) {
   __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
   _mm_storeu_si128((__m128i*)out, b);
 }
-static inline __m256 folded(F a) { return _mm256_add_ps(a.lo, a.hi); }
-static inline float sum(F a) { return sum_of_eight(folded(a)); }
-
-// Lane k: the sum of part(k).
-template <class Part>
-static inline F sums(Part part) {
-  return {eight_sums([&](int k) { return folded(part(k)); }),
-          eight_sums([&](int k) { return folded(part(k + 8)); })};
+static inline float sum(F a) { return sum_of_eight(_mm256_add_ps(a.lo, a.hi)); }
+static inline F as_float(I a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+static inline I read_bits(const void* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+static inline F low_half(I a) { return as_float({_mm256_slli_epi32(a.lo, 16), _mm256_slli_epi32(a.hi, 16)}); }
+static inline F high_half(I a) {
+  const __m256i upper = _mm256_set1_epi32((int)0xFFFF0000);
+  return as_float({_mm256_and_si256(a.lo, upper), _mm256_and_si256(a.hi, upper)});
+}
+// Eight rows, of which some half is: `half(row)`.
+template <class Half>
+static inline void transpose_eight(Half half) {
+  __m256i t[8], u[8];
+#pragma GCC unroll 2
+  for (int r = 0; r < 8; r += 4) {
+    for (int i = 0; i < 4; i += 2) {
+      t[r + i] = _mm256_unpacklo_epi32(half(r + i), half(r + i + 1));
+      t[r + i + 1] = _mm256_unpackhi_epi32(half(r + i), half(r + i + 1));
+    }
+    for (int i = 0; i < 2; ++i) {
+      u[r + 2 * i] = _mm256_unpacklo_epi64(t[r + i], t[r + i + 2]);
+      u[r + 2 * i + 1] = _mm256_unpackhi_epi64(t[r + i], t[r + i + 2]);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    half(i) = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
+    half(i + 4) = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
+  }
+}
+static inline void transpose(I* m) {
+  transpose_eight([&](int r) -> __m256i& { return m[r].lo; });
+  transpose_eight([&](int r) -> __m256i& { return m[r].hi; });
+  transpose_eight([&](int r) -> __m256i& { return m[r + 8].lo; });
+  transpose_eight([&](int r) -> __m256i& { return m[r + 8].hi; });
+  for (int r = 0; r < 8; ++r) std::swap(m[r].hi, m[r + 8].lo);
 }
 
 #else
@@ -199,17 +235,13 @@ static inline float sum(F a) {
     for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
   return a.v[0];
 }
-// Lane k: the sum of part(k).
-template <class Part>
-static inline F sums(Part part) {
-  F r;
-  for (int k = 0; k < LANES; ++k) {
-    F a = part(k);
-    float b[8];
-    for (int i = 0; i < 8; ++i) b[i] = a.v[i] + a.v[i + 8];
-    r.v[k] = ((b[0] + b[1]) + (b[2] + b[3])) + ((b[4] + b[5]) + (b[6] + b[7]));
-  }
-  return r;
+static inline F as_float(I a) { F r; std::memcpy(&r, &a, sizeof r); return r; }
+static inline I read_bits(const void* p) { I r; std::memcpy(&r, p, sizeof r); return r; }
+static inline F low_half(I a) { DS_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] << 16); return as_float(a); }
+static inline F high_half(I a) { DS_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] & 0xFFFF0000u); return as_float(a); }
+static inline void transpose(I* m) {
+  for (int r = 0; r < LANES; ++r)
+    for (int i = 0; i < r; ++i) std::swap(m[r].v[i], m[i].v[r]);
 }
 #endif
 
