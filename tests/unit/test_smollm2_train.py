@@ -1,0 +1,89 @@
+"""Trainings on the real model ask each prompt where it belongs, and name the logs of failures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "benchmarks" / "smollm2" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def train() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("smollm2_train", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def options(out: Path, **changed: object) -> argparse.Namespace:
+    values = {"out": out, "device": "cpu", "processes": 2, "own": 1, "limit": None}
+    values |= {"max_new_tokens": 8, "steps": 2, "batch_tokens": 64, "hold_out": 0.1, **changed}
+    return argparse.Namespace(**values)
+
+
+def test_fourteen_processes_have_the_temperatures_of_the_record(train: ModuleType) -> None:
+    record = json.loads((ROOT / "benchmarks/results/smollm2-drafters.json").read_text())
+    heats = Counter(f"{train.temperature(i, 14):g}" for i in range(14))
+    assert heats == record["data"]["processes_by_temperature"]
+    assert [train.temperature(i, 3) for i in range(3)] == [0.0, 0.7, 1.0]
+    assert train.temperature(0, 1) == 0.7
+
+
+def test_own_turns_are_asked_once_and_shared_ones_once_at_each_temperature(
+    train: ModuleType,
+) -> None:
+    def row(name: str, text: str, tag: str = "own") -> dict[str, str]:
+        return {"id": name, "question": text, "tag": tag}
+
+    shared = [row(f"questions-{i}", f"question {i}", "questions") for i in range(3)]
+    made = [
+        [*shared, row("own-0", "a"), row("own-1", "a"), row("own-2", "x" * train.LONGEST)],
+        [row("own-0", "a"), row("own-1", "b")],
+        [row("own-0", "c")],
+    ]
+    asked = train.divide(made, [0.0, 0.7, 0.7])
+    assert [[one["question"] for one in rows if one["tag"] == "own"] for rows in asked] == [
+        ["a"],
+        ["b"],
+        ["c"],
+    ]
+    assert Counter(
+        (one["question"], process > 0)
+        for process, rows in enumerate(asked)
+        for one in rows
+        if one["tag"] != "own"
+    ) == {(one["question"], warm): 1 for one in shared for warm in (False, True)}
+    names = [one["id"] for rows in asked for one in rows]
+    assert len(set(names)) == len(names)
+
+
+def test_a_failure_names_its_log_and_what_was_begun_otherwise_is_refused(
+    train: ModuleType, tmp_path: Path
+) -> None:
+    work = train.Work(options(tmp_path))
+    with pytest.raises(SystemExit, match=r"1 of 2 failed.*logs/bad\.log"):
+        work.at_once("some", {"good": ["-c", "print(1)"], "bad": ["-c", "raise ValueError('x')"]})
+    assert "ValueError: x" in work.log("bad").read_text()
+    assert work.log("good").read_text() == "1\n"
+    train.Work(options(tmp_path))
+    with pytest.raises(SystemExit, match="--batch-tokens 64"):
+        train.Work(options(tmp_path, batch_tokens=128))
+
+
+def test_a_row_of_the_shipped_layer_is_that_of_the_record(train: ModuleType) -> None:
+    run = json.loads((ROOT / "models/smollm2/hass/run.json").read_text())
+    record = json.loads((ROOT / "benchmarks/results/smollm2-drafters.json").read_text())
+    assert train.held_out("hass", run) in record["rows"]
+    assert all(row["kind"] in train.KINDS for row in record["rows"])
+    assert len(train.table(record["rows"]).splitlines()) == 2 + 8
