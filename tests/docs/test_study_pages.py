@@ -602,6 +602,28 @@ def test_the_table_of_drafters_is_its_record() -> None:
         assert seconds == f"{rows[name]['cpu_seconds']:.0f}"
 
 
+def test_the_table_of_the_real_model_is_its_record() -> None:
+    path = ROOT / "benchmarks/results/smollm2-drafters.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+
+    def both(row: Mapping[str, Any]) -> float:
+        return float(row["tokens_per_step"] + row["tokens_per_step_t1"])
+
+    kinds = {row["kind"] for row in record["rows"]}
+    best = [max((row for row in record["rows"] if row["kind"] == kind), key=both) for kind in kinds]
+    _, lines = table("network", DRAFTERS)
+    assert list(lines) == [row["kind"].upper() for row in sorted(best, key=both, reverse=True)]
+    for row in best:
+        right = [f"{row['accuracies'][depth]:.2f}" for depth in (0, 1, 2, 4)]
+        steps = [f"{row[name]:.2f}" for name in ("tokens_per_step", "tokens_per_step_t1")]
+        shown = [str(row["forwards"]), f"{row['learning_rate']:g}", *right, *steps]
+        assert lines[row["kind"].upper()] == shown
+    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    data, training = record["data"], record["training"]
+    assert f"{data['answer_tokens'] / 1e6:.2f} million tokens to {data['trajectories']:,}" in page
+    assert f"those of {training['held_out_prompts']} held-out prompts" in page
+
+
 def test_the_claims_about_drafters_are_in_their_records() -> None:
     across, trained = claims(DRAFTERS.read_text(encoding="utf-8"))
     assert (len(across), len(trained)) == (9, 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -27,8 +28,11 @@ from draftsmith.data import suites
 from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import InputError
 from draftsmith.intervals import Interval
+from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.hf import open_model
 from draftsmith.targets.toy import TabularTarget
 
 # --------------------------------------------------------------------------- amounts and prompts
@@ -98,20 +102,39 @@ def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick
     return Quickstart(QuickstartOptions(models=models, out=tmp_path / "out", max_new_tokens=6))
 
 
+@pytest.mark.parametrize("shipped", [True, False])
 def test_a_real_model_is_chatted_with_and_measured(
-    demo: Quickstart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    shipped: bool,
+    demo: Quickstart,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     save_chat_pair(tmp_path, context=4096)
+    layer = tmp_path / "layer"
     monkeypatch.setattr(short, "REAL", str(tmp_path / "target"))
+    monkeypatch.setattr(short, "REAL_LAYER", layer)
     monkeypatch.setattr(short, "gguf_file", Path)
     monkeypatch.setattr(short, "REAL_SECONDS", 0.0)
+    if shipped:
+        drafter = make_drafter("hass", [])
+        drafter.bind(open_model(ModelConfig(target=short.REAL)))
+        drafter.save(layer, kind="hass")
     demo.options = replace(demo.options, models=None)
     demo.real_model()
     said = capsys.readouterr().out
     assert short.QUESTION in said and "a second)" in said
+    assert ("no trained drafter is measured" in said) is not shipped
     records = (demo.options.out / short.REAL_FOLDER / "records.jsonl").read_text().splitlines()
-    arms = [json.loads(line)["drafter"] for line in records]
-    assert sorted(arms) == ["none"] * 3 + ["prompt_lookup"] * 3 + ["suffix"] * 3
+    arms = Counter(json.loads(line)["drafter"].partition(":")[0] for line in records)
+    names = ["none", "prompt_lookup", "suffix", *["hass"] * shipped]
+    assert arms == dict.fromkeys(names, 3)
+
+
+def test_the_layer_for_the_real_model_is_in_the_repository() -> None:
+    places = (short._ROOT / short.REAL_LAYER,)
+    assert short.find_folder(places, "drafter.json", "model.safetensors") is not None
+    assert short.find_folder(places, "drafter.json", "gone") is None
 
 
 def test_without_the_package_the_real_model_is_left_out_and_named(

