@@ -68,12 +68,13 @@ def _independent(
     *,
     draws: bool = True,
     other_shape: bool = False,
+    confidence: float = 0.0,
 ) -> Case:
     return Case(
         kind="independent",
         label=label,
         build=lambda model: Independent(
-            Independent.Config(proposal=proposal),
+            Independent.Config(proposal=proposal, confidence=confidence),
             model=model,
         ),
         shape=shape,
@@ -187,6 +188,7 @@ CASES = (
         asks_model=True,
     ),
     _independent("sampled", CHAIN, "independent-chain"),
+    _independent("sampled", CHAIN, "independent-chain-confident", confidence=0.4),
     _independent("sampled", TREE, "independent-tree", other_shape=True),
     _independent("without_replacement", TREE, "independent-distinct"),
     _independent("greedy", TREE, "independent-greedy", draws=False),

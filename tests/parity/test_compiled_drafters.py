@@ -15,7 +15,7 @@ from torch import Tensor
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
@@ -147,11 +147,11 @@ class LevelByLevel:
     def __init__(self, reader: Any) -> None:
         self.root, self.level = reader.root, reader.level
 
-    def chain(self, steps: int, draws: object) -> None:
+    def chain(self, steps: int, draws: object, confidence: float) -> None:
         return None
 
 
-def drawn(reader: Any, temperature: float, seed: int) -> DraftTree:
+def drawn(reader: Any, temperature: float, seed: int, confidence: float = 0.0) -> DraftTree:
     """A chain of five; the second row may draft three."""
     rows = len(LENGTHS)
     known = [[1] * n for n in LENGTHS]
@@ -160,6 +160,7 @@ def drawn(reader: Any, temperature: float, seed: int) -> DraftTree:
         Sampler(temperature=temperature),
         Noise(seed, range(rows), LENGTHS),
         TextState(known=known, num_prompt=list(LENGTHS)),
+        confidence,
     )
     with torch.inference_mode():
         return grow(reader, TreeShape.chain(5), np.array([5, 3, 5]), how)
@@ -193,6 +194,27 @@ def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
         assert_same_draws(one, drawn(other, temperature, seed))
         seen.add(tuple(one.tokens_BN.flatten().tolist()))
     assert temperature <= 1 or len(seen) > 1, "the seed decides nothing"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens"])
+def test_a_doubtful_chain_ends_where_it_does_level_by_level(kind: str, temperature: float) -> None:
+    """Each row by its own laws; the draft is as deep as the deepest."""
+    target = compiled()
+    drafter = made(kind, target)
+    lengths = set()
+    small = [10 ** (-n / 4) for n in range(1, 30)]
+    for confidence in (*small, *(1 - one for one in small)):
+        one = drawn(reader_of(drafter, target, in_engine=True), temperature, 3, confidence)
+        other = LevelByLevel(reader_of(drafter, target, in_engine=True))
+        same = drawn(other, temperature, 3, confidence)
+        assert torch.equal(one.tokens_BN, same.tokens_BN)
+        assert torch.equal(one.parents_BN, same.parents_BN)
+        assert one.fed_BN is not None and same.fed_BN is not None
+        assert torch.equal(one.fed_BN, same.fed_BN)
+        there_B = (one.parents_BN != PADDING).sum(1)
+        lengths.add(tuple(there_B.tolist()))
+    assert len(lengths) > 2 and any(len(set(some)) > 1 for some in lengths)
 
 
 @pytest.mark.parametrize("subset", [False, True])

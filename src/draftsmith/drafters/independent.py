@@ -97,10 +97,14 @@ class Independent(Drafter):
         """Branch, tag or commit of a hub model; empty: its main branch."""
         length: int = 5
         """Tokens per draft, unless the caller gives a shape of its own."""
+        confidence: float = 0.0
+        """A chain ends behind the token that makes it less probable than this; 0: never before its
+        length. Trees take no notice."""
 
         def __post_init__(self) -> None:
             at_least(1, length=self.length, most=MOST_NODES)
             check_weights(self.weights)
+            at_least(0, confidence=self.confidence, most=1)
 
     config: Config
     trains = True
@@ -214,7 +218,7 @@ class Independent(Drafter):
         if not depth_B.any():
             return DraftTree.empty(len(state.known))
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
-        how = ChildSelection(self.config.proposal, sampler, noise, state)
+        how = ChildSelection(self.config.proposal, sampler, noise, state, self.config.confidence)
         return grow(reader, shape.clip(int(depth_B.max())), depth_B, how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

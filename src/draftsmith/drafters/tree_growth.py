@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftsmith.config import require
 from draftsmith.core.cache import Block, KVCache, lay_out
+from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.transfer import to_device
@@ -36,9 +37,10 @@ class Reader(Protocol):
         """[B, V] logits over the target's vocabulary, behind the last known token."""
         ...
 
-    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
         """In place of `root` and `level`: a chain of the most probable tokens, or of draws, all but
-        the last of which were fed; None: it has no faster way to one, and draws nothing."""
+        the last of which were fed; None: it has no faster way to one, and draws nothing.
+        `confidence`: see `ChildSelection`."""
         ...
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
@@ -62,6 +64,8 @@ class Chain:
     tokens_BN: Tensor
     logits_BNV: Tensor | None
     """Over the target's vocabulary, those that each token was drawn from; None: it was not."""
+    count_B: np.ndarray
+    """Tokens of each row's chain; what stands behind them is none of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,26 +102,28 @@ class ModelReader:
         self._vocabularies = vocabularies
         self._depth = 0
 
-    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
         """See `Reader`."""
         engine = engine_of(self._model)
         if engine is None:
             return None
         known = self._vocabularies
         fed, block = self._pending()
-        chosen_BN, own_BNV = engine.chain(
+        chosen_BN, own_BNV, count_B = engine.chain(
             fed,
             block,
             steps,
             most=known.known,
             limit=self._model.max_length,
             draws=None if draws is None else draws(steps),
+            confidence=confidence,
         )
         logits_BNV = None
         if own_BNV is not None:
             wide = known.to_target(own_BNV.flatten(0, 1))
             logits_BNV = wide.view(*chosen_BN.shape, known.size)
-        return Chain(tokens_BN=known.target_ids(chosen_BN), logits_BNV=logits_BNV)
+        tokens_BN = known.target_ids(chosen_BN)
+        return Chain(tokens_BN=tokens_BN, logits_BNV=logits_BNV, count_B=count_B)
 
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
@@ -245,6 +251,10 @@ class ChildSelection:
     sampler: Sampler
     noise: Noise
     texts: TextState
+    confidence: float = 0.0
+    """A chain ends behind the token that makes it, by the drafter's own laws at the temperature of
+    its draws (1 where it takes the best), less probable than this. What is drafted before decides
+    that, never the token that would follow: no law of a draw is touched."""
 
     @property
     def reads_logits_alone(self) -> bool:
@@ -300,7 +310,8 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
     if shape.is_dynamic:
         return grow_dynamic(reader, shape, depth_B)
     if shape.is_chain and how.reads_logits_alone:
-        found = reader.chain(shape.depth, None if how.choice == "greedy" else how.draws)
+        draws = None if how.choice == "greedy" else how.draws
+        found = reader.chain(shape.depth, draws, how.confidence)
         if found is not None:
             return _tree_of(found, depth_B, how)
     return _grow_fixed(reader, shape, depth_B, how)
@@ -312,7 +323,8 @@ def _tree_of(chain: Chain, depth_B: np.ndarray, how: ChildSelection) -> DraftTre
     template = np.arange(-1, steps - 1)
     fed_BN = np.tile(np.arange(steps), (rows, 1))
     fed_BN[:, -1] = -1
-    parents_BN = np.where(np.arange(steps) >= depth_B[:, None], PADDING, template)
+    lengths_B = np.minimum(depth_B, chain.count_B)
+    parents_BN = np.where(np.arange(steps) >= lengths_B[:, None], PADDING, template)
     law = None
     if chain.logits_BNV is not None:
         law = _law(how, chain.logits_BNV.flatten(0, 1), ())
@@ -337,6 +349,7 @@ def _grow_fixed(
     laws: list[Law] = []
     order: list[int] = []
     before = np.array([ROOT])
+    ends = Ends(num_rows, how.confidence) if shape.is_chain and how.confidence else None
     logits_BFV = reader.root()[:, None]
     device = logits_BFV.device
     # one column more: children that a ragged level does not have are written there
@@ -375,18 +388,52 @@ def _grow_fixed(
             drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
             spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
         tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
+        if ends is not None and ends.reached(_believed(how, laws, scores_RV, drawn_RW), depth + 1):
+            num_nodes = depth + 1
+            break
+    if ends is not None:
+        depth_B = np.minimum(depth_B, ends.count_B)
+    template = template[:num_nodes]
     too_deep_BN = depths(template[None]) > depth_B[:, None]
     parents_BN = torch.from_numpy(np.where(too_deep_BN, PADDING, template))
     if how.choice == "without_replacement":
-        parents_BN = _without_spent(parents_BN, spent_BN[:, :num_nodes], see_NN)
+        some = slice(num_nodes)
+        parents_BN = _without_spent(parents_BN, spent_BN[:, some], see_NN[some, some])
     return DraftTree(
         tokens_BN=tokens_BN[:, :num_nodes].contiguous(),
         parents_BN=parents_BN,
         proposal=PROPOSALS[how.choice],
         q=Law.cat(laws) if laws else None,
         q_rows_BN=torch.from_numpy(q_rows[:, :num_nodes].copy()) if laws else None,
-        fed_BN=torch.from_numpy(fed).repeat(num_rows, 1),
+        fed_BN=torch.from_numpy(fed[:num_nodes]).repeat(num_rows, 1),
     )
+
+
+class Ends:
+    """Where chains end that have become less probable than `confidence`."""
+
+    def __init__(self, num_rows: int, confidence: float) -> None:
+        self._confidence, self._sure_B = confidence, np.ones(num_rows)
+        self.count_B = np.full(num_rows, MOST_NODES, dtype=np.int64)
+
+    def reached(self, prob_B: np.ndarray, length: int) -> bool:
+        """Take in the next token's probability; whether all chains end here or have before."""
+        self._sure_B *= prob_B
+        doubtful_B = self._sure_B < self._confidence
+        self.count_B = np.where(doubtful_B, np.minimum(self.count_B, length), self.count_B)
+        return bool(doubtful_B.all())
+
+
+def _believed(
+    how: ChildSelection, laws: Sequence[Law], scores_RV: Tensor, drawn_RW: Tensor
+) -> np.ndarray:
+    """[R] the probability of each token by the law that it was drawn from, or by the softmax of the
+    scores that it is the best of."""
+    token_R = drawn_RW[:, 0]
+    if how.choice != "greedy":
+        return laws[-1].prob(token_R).double().cpu().numpy()
+    wide_RV = scores_RV if scores_RV.dtype == torch.float64 else scores_RV.float()
+    return wide_RV.softmax(-1).gather(1, token_R[:, None])[:, 0].double().cpu().numpy()
 
 
 def _law(how: ChildSelection, scores_RV: Tensor, histories: Sequence[History]) -> Law:

@@ -187,13 +187,13 @@ class PairReader:
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
-    def chain(self, steps: int, draws: MakesDraws | None) -> Chain | None:
+    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
         """See `Reader`."""
         engine = self._engine
         if engine is None:
             return None
         tokens_BP, feature_BPS, block = self._pending()
-        chosen_BN, own_BNV = engine.chain(
+        chosen_BN, own_BNV, count_B = engine.chain(
             tokens_BP,
             block,
             steps,
@@ -202,13 +202,14 @@ class PairReader:
             feature_BPH=feature_BPS,
             token_of_D=engine.token_of_D,
             draws=None if draws is None else draws(steps),
+            confidence=confidence,
         )
         if engine.token_of_D is not None:
             chosen_BN = engine.token_of_D[chosen_BN]
         logits_BNV = own_BNV
         if own_BNV is not None:
             logits_BNV = self._network.widened(own_BNV, self._target.vocab_size)
-        return Chain(tokens_BN=chosen_BN, logits_BNV=logits_BNV)
+        return Chain(tokens_BN=chosen_BN, logits_BNV=logits_BNV, count_B=count_B)
 
     def root(self) -> Tensor:
         tokens_BP, feature_BPS, block = self._pending()
@@ -438,10 +439,14 @@ class FeatureDrafter(TrainedDrafter):
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
         int4 beside a target in 4 or 8 bits, else the target's."""
+        confidence: float = field(default=0.0, metadata=ADDED)
+        """A chain ends behind the token that makes it less probable than this; 0: never before its
+        length. Trees take no notice."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
             at_least(0, noise=self.noise, seed=self.seed)
+            at_least(0, confidence=self.confidence, most=1)
             check_weights(self.weights)
 
     config: Config
@@ -508,7 +513,7 @@ class FeatureDrafter(TrainedDrafter):
             return DraftTree.empty(len(state.known))
         engine = None if self._compiled is None else self._compiled[1]  # as a request began with
         reader = PairReader(self.network, self.target, state, engine)
-        how = ChildSelection(self.config.proposal, sampler, noise, state)
+        how = ChildSelection(self.config.proposal, sampler, noise, state, self.config.confidence)
         tree = grow(reader, shape, depth_B, how)
         state.cache.rollback()
         return tree

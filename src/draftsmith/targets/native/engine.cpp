@@ -175,33 +175,86 @@ struct Model {
   Fusion fusion;  // without fc: a language model
 };
 
+// A block of tokens as Python lays it out, rows by places. Padding, which sees nothing, is not
+// computed, and nothing is written for it:
+//
+//   tokens    . . a b        real   0 0 1 1        computed   a b c d e f
+//             c d e f               1 1 1 1
 struct Call {
-  int32_t threads, tokens, num_logits, num_signals, last_hidden;
-  const float* feature;  // [tokens, hidden], of a drafter
-  const int64_t* token;
-  const int32_t *position, *row, *slot, *committed;
-  const int32_t *seen_from, *seen;  // staged columns that a token sees, ascending, itself the last
-  void* cache;                      // [2 layers, rows, kv_heads, columns, width]: k, v, k, v, ...
+  int32_t threads, rows, width, staged, keep, num_signals, last_hidden, cache_bf16;
+  const float* feature;              // [rows, width, hidden], of a drafter
+  const int64_t *token, *position;   // [rows, width]
+  const uint8_t* see;                // [rows, width, staged]: what of the staged columns a token sees
+  const int64_t* column;             // [rows, staged], in the cache
+  const int64_t* slot;               // [rows, width], what a token writes; or null: from `first_slot` on
+  int64_t first_slot;
+  const int64_t* committed;          // [rows], columns that all tokens of a row see
+  void* cache;                       // [2 layers, rows, kv_heads, columns, width]: k, v, k, v, ...
   int64_t layer_stride, row_stride, head_stride;  // in numbers
-  int32_t cache_bf16, longest;                    // longest: keys that any token sees
-  const int32_t* logit_at;                        // tokens whose logits are wanted, ascending
-  float* logits;                                  // [logits, padded vocabulary]
-  const int32_t* signal_at;                       // layers whose outputs are wanted
-  float* signal;                // [tokens, (signals + last_hidden) hidden]
-  const float *cosine, *sine;   // [positions, width / 2]
+  float* logits;                     // [rows, keep, padded vocabulary], of the last places
+  const int32_t* signal_at;          // layers whose outputs are wanted
+  float* signal;                     // [rows, width, (signals + last_hidden) hidden]
+  const float *cosine, *sine;        // [positions, width / 2]
 };
 
-// A chain, drafted behind the tokens of a `Call`: of the most probable tokens, or of draws.
+// A chain, drafted behind the last token of each row of a `Call` that has one: of the most probable
+// tokens, or of draws.
 struct Chain {
-  int32_t rows, steps, vocab;         // rows: of which the call asks logits; vocab: of the head
-  const int32_t* row;                 // [rows] of the cache
-  const int32_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again
-  const int32_t* committed;           // [rows], once the call's tokens are
+  int32_t steps, vocab;               // vocab: of the head
+  const int64_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again
+  const int64_t* committed;           // [rows], once the call's tokens are
   const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
   const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
-  double temperature;                 // of the draws
+  double temperature;                 // of the draws; 1 without any
+  double confidence;                  // a row ends behind the token that makes its chain less probable
+  int64_t* count;                     // [rows], tokens that it has then; of the others, `steps`
   int64_t* chosen;                    // [rows, steps] rows of the head
   float* scores;                      // [steps, rows, padded], what they are drawn by; or null
+};
+
+// The tokens that are computed, one behind the other.
+struct Batch {
+  int tokens = 0, longest = 0;                    // longest: keys that any token sees, at most
+  const float* feature = nullptr;
+  float* logits = nullptr;
+  std::vector<int64_t> token;
+  std::vector<int32_t> position, row, slot, committed;
+  std::vector<int32_t> place;                     // among those of the call: features, signals
+  std::vector<int32_t> seen_from, seen;           // staged columns, ascending, the token's own at the end
+  std::vector<int32_t> logit_at, logit_to;        // tokens whose logits are wanted, and where they go
+
+  // False: it has a token that is none of the `known`.
+  bool gather(const Call& c, int64_t known) {
+    for (auto* one : {&position, &row, &slot, &committed, &place, &seen_from, &seen, &logit_at, &logit_to})
+      one->clear();
+    token.clear();
+    seen_from.push_back(0);
+    longest = c.staged;
+    for (int b = 0; b < c.rows; ++b) {
+      longest = std::max(longest, (int)c.committed[b] + c.staged);
+      for (int t = 0; t < c.width; ++t) {
+        const int at = b * c.width + t;
+        const uint8_t* see = c.see + (size_t)at * c.staged;
+        for (int k = 0; k < c.staged; ++k)
+          if (see[k]) seen.push_back((int32_t)c.column[(size_t)b * c.staged + k]);
+        if ((int)seen.size() == seen_from.back()) continue;
+        if (c.token[at] < 0 || c.token[at] >= known) return false;
+        seen_from.push_back((int32_t)seen.size());
+        token.push_back(c.token[at]);
+        position.push_back((int32_t)c.position[at]);
+        row.push_back(b);
+        slot.push_back((int32_t)(c.slot ? c.slot[at] : c.first_slot + t));
+        committed.push_back((int32_t)c.committed[b]);
+        place.push_back(at);
+        if (t < c.width - c.keep) continue;
+        logit_at.push_back((int32_t)token.size() - 1);
+        logit_to.push_back(b * c.keep + t - (c.width - c.keep));
+      }
+    }
+    tokens = (int)token.size();
+    feature = c.feature, logits = c.logits;
+    return true;
+  }
 };
 
 constexpr int CHUNK = 64;  // tokens that pass a layer together
@@ -261,6 +314,21 @@ static int64_t place_of_share(const float* x, int n, double temperature, double 
   return place < 0 ? n - 1 : place;  // NaN: verification will say so
 }
 
+// What softmax(x / temperature) gives to this place. x is padded.
+static double probability(const float* x, int n, double temperature, int64_t place) {
+  const F top = all(x[place_of_largest(x, n)]), by = all((float)(1 / temperature));
+  F sums = zero();
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) sums = sums + exp((load(x + i) - top) * by);
+  float rest[LANES];
+  store(rest, exp((load(x + i) - top) * by));
+  double total = sum(sums);
+  for (int k = 0; i + k < n; ++k) total += rest[k];
+  float own[LANES];
+  store(own, exp((all(x[place]) - top) * by));
+  return own[0] / total;
+}
+
 static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
   if (!half) {
     std::memcpy((float*)p + at, x, 4 * n);
@@ -308,6 +376,7 @@ struct Engine {
   Meeting* meeting = nullptr;
   std::vector<float> hidden, normed, qkv, mixed, inner;
   std::vector<float> pair, regress, state, found;  // of drafters and chains
+  Batch batch;
 
   struct Own {  // of one thread
     std::vector<int8_t> q;
@@ -388,14 +457,14 @@ struct Engine {
   }
 
   // What the layer of a drafter reads of tokens and states, to `hidden`.
-  void fuse(int member, const Call& c, int first, int tokens) {
+  void fuse(int member, int first, int tokens) {
     const Fusion& f = model.fusion;
     const int H = model.hidden;
     const Range some = share(tokens, member, team->members());
     auto e = [&](int t) { return pair.data() + (size_t)t * 2 * H; };
     for (int t = some.from; t < some.to; ++t) {
-      read_row(model.embedding, c.token[first + t], e(t));
-      std::memcpy(e(t) + H, c.feature + (size_t)(first + t) * H, 4 * H);
+      read_row(model.embedding, batch.token[first + t], e(t));
+      std::memcpy(e(t) + H, batch.feature + (size_t)batch.place[first + t] * H, 4 * H);
     }
     meeting->wait();
     {
@@ -435,24 +504,24 @@ struct Engine {
   void attention(int member, const Call& c, int number, int first, int tokens) {
     const int width = model.width, kv = model.kv_heads, group = model.heads / kv;
     const int qkv_row = layers[number].qkv.panels() * LANES;
-    const size_t row = c.longest + 2 * LANES;
+    const size_t row = batch.longest + 2 * LANES;
     Own& mine = own[member];
     if (mine.score.size() < QUERIES * row) mine.score.resize(QUERIES * row);
     mine.block.resize(LANES * width);
     const Range some = share(tokens * model.heads, member, team->members());
     for (int i = some.from; i < some.to;) {
-      const int shared = i / (tokens * group), text = c.row[first + i / group % tokens];
+      const int shared = i / (tokens * group), text = batch.row[first + i / group % tokens];
       Query queries[QUERIES];
       int count = 0;
       for (; i < some.to && count < QUERIES; ++i, ++count) {
         const int t = i / group % tokens, n = first + t, h = shared * group + i % group;
-        if (i / (tokens * group) != shared || c.row[n] != text) break;
+        if (i / (tokens * group) != shared || batch.row[n] != text) break;
         queries[count] = {
             qkv.data() + (size_t)t * qkv_row + h * width,
             mixed.data() + ((size_t)t * model.heads + h) * width,
-            c.seen + c.seen_from[n],
-            c.committed[n],
-            c.committed[n] + c.seen_from[n + 1] - c.seen_from[n],
+            batch.seen.data() + batch.seen_from[n],
+            batch.committed[n],
+            batch.committed[n] + batch.seen_from[n + 1] - batch.seen_from[n],
         };
       }
       const int64_t keys = 2 * number * c.layer_stride + text * c.row_stride + shared * c.head_stride;
@@ -478,8 +547,8 @@ struct Engine {
         if (h < heads + kv) {
           const float* norm = h < heads ? l.norm_q : l.norm_k;
           if (norm) normalise(x, norm, model.eps, width, x);
-          const float* cosine = c.cosine + (size_t)c.position[n] * half;
-          const float* sine = c.sine + (size_t)c.position[n] * half;
+          const float* cosine = c.cosine + (size_t)batch.position[n] * half;
+          const float* sine = c.sine + (size_t)batch.position[n] * half;
           for (int d = 0; d < half; d += LANES) {
             F a = load(x + d), b = load(x + half + d), co = load(cosine + d), si = load(sine + d);
             store(x + d, a * co - b * si);
@@ -488,8 +557,8 @@ struct Engine {
         }
         if (h >= heads) {
           const int value = h >= heads + kv, which = h - heads - value * kv;
-          const int64_t at = (2 * number + value) * c.layer_stride + c.row[n] * c.row_stride +
-                             which * c.head_stride + (int64_t)c.slot[n] * width;
+          const int64_t at = (2 * number + value) * c.layer_stride + batch.row[n] * c.row_stride +
+                             which * c.head_stride + (int64_t)batch.slot[n] * width;
           write_cache(c.cache, at, x, width, c.cache_bf16);
         }
       }
@@ -533,10 +602,10 @@ struct Engine {
   void chunk(int member, const Call& c, int first, int tokens, int& done) {
     const int H = model.hidden, kinds = c.num_signals + c.last_hidden;
     Range some = share(tokens, member, team->members());
-    if (model.fusion.fc.data) fuse(member, c, first, tokens);
+    if (model.fusion.fc.data) fuse(member, first, tokens);
     else {
       for (int t = some.from; t < some.to; ++t)
-        read_row(model.embedding, c.token[first + t], hidden.data() + (size_t)t * H);
+        read_row(model.embedding, batch.token[first + t], hidden.data() + (size_t)t * H);
       meeting->wait();
     }
     const float* goes_on = (model.halves == 2 ? regress : hidden).data();
@@ -545,29 +614,29 @@ struct Engine {
       for (int s = 0; s < c.num_signals; ++s)
         if (c.signal_at[s] == number)
           for (int t = some.from; t < some.to; ++t)
-            std::memcpy(c.signal + ((size_t)(first + t) * kinds + s) * H, hidden.data() + (size_t)t * H, 4 * H);
+            std::memcpy(c.signal + ((size_t)batch.place[first + t] * kinds + s) * H, hidden.data() + (size_t)t * H, 4 * H);
     }
     if (c.last_hidden)
       for (int t = some.from; t < some.to; ++t) {
-        float* to = c.signal + ((size_t)(first + t) * kinds + c.num_signals) * H;
+        float* to = c.signal + ((size_t)batch.place[first + t] * kinds + c.num_signals) * H;
         if (model.norm_out) normalise(goes_on + (size_t)t * H, model.norm_out, model.eps, H, to);
         else std::memcpy(to, goes_on + (size_t)t * H, 4 * H);
       }
     int upto = done;
-    while (upto < c.num_logits && c.logit_at[upto] < first + tokens) ++upto;
+    while (upto < (int)batch.logit_at.size() && batch.logit_at[upto] < first + tokens) ++upto;
     const int wanted = upto - done;
     if (wanted) {
       meeting->wait();  // before rows are moved
       if (member == 0)
         for (int i = 0; i < wanted; ++i) {  // never forward: in place
-          const size_t from = (size_t)(c.logit_at[done + i] - first) * H;
+          const size_t from = (size_t)(batch.logit_at[done + i] - first) * H;
           if (!state.empty()) std::memcpy(state.data() + (size_t)(done + i) * H, goes_on + from, 4 * H);
           std::memmove(hidden.data() + (size_t)i * H, hidden.data() + from, 4 * H);
         }
       meeting->wait();
       Input in = ready(member, model.head, hidden.data(), wanted, model.norm_out);
       const size_t padded = (size_t)model.head.panels() * LANES;
-      product(member, model.head, in, wanted, 1, [&](int t, int r, F v) { store(c.logits + (done + t) * padded + r, v); });
+      product(member, model.head, in, wanted, 1, [&](int t, int r, F v) { store(batch.logits + batch.logit_to[done + t] * padded + r, v); });
     }
     meeting->wait();
     done = upto;
@@ -576,65 +645,78 @@ struct Engine {
   void run(const Call& call) {
     team->run([&](int member) {
       int done = 0;
-      for (int first = 0; first < call.tokens; first += CHUNK)
-        chunk(member, call, first, std::min(CHUNK, call.tokens - first), done);
+      for (int first = 0; first < batch.tokens; first += CHUNK)
+        chunk(member, call, first, std::min(CHUNK, batch.tokens - first), done);
     });
   }
 
-  void forward(const Call& call) {
+  // False: a token is none of the model's.
+  bool forward(const Call& call) {
     Crew& crew = Crew::here();
     std::lock_guard<std::mutex> guard(crew.busy);
+    if (!batch.gather(call, model.embedding.rows)) return false;
     gather(crew, call.threads);
     state.clear();
     run(call);
+    return true;
   }
 
   //   step       0                     1                  2
   //   fed        the call's tokens     that of step 0     that of step 1
   //   sees       what they see         committed, itself  committed, that of step 1, itself
-  void chain(Call call, const Chain& chain) {
+  bool chain(const Call& call, const Chain& chain) {
     Crew& crew = Crew::here();
     std::lock_guard<std::mutex> guard(crew.busy);
+    if (!batch.gather(call, model.embedding.rows)) return false;
     gather(crew, call.threads);
-    const int rows = chain.rows, again = chain.steps - 1, H = model.hidden;
+    const std::vector<int32_t> row = batch.logit_to;  // those that are drafted for
+    const int rows = (int)row.size(), again = chain.steps - 1, H = model.hidden;
     const size_t padded = (size_t)model.head.panels() * LANES;
-    if (!chain.uniform) found.resize(rows * padded);
+    if (!chain.uniform) found.resize(call.rows * padded);
     state.resize(model.fusion.fc.data ? (size_t)rows * H : 0);
     std::vector<float> feature(state.size());
-    std::vector<int64_t> token(rows);
-    std::vector<int32_t> position(rows), slot(rows), from(rows + 1), seen, at(rows);
-    for (int b = 0; b < rows; ++b) at[b] = b;
-    for (int step = 0;; ++step) {
-      call.logits = chain.uniform ? chain.scores + (size_t)step * rows * padded : found.data();
+    std::vector<double> sure(rows, 1.0);
+    for (int b : row) chain.count[b] = chain.steps;
+    batch.longest += again;
+    for (int step = 0; rows; ++step) {
+      batch.logits = chain.uniform ? chain.scores + (size_t)step * call.rows * padded : found.data();
       run(call);
+      batch.token.resize(rows);
       team->run([&](int member) {
         const Range some = share(rows, member, team->members());
-        for (int b = some.from; b < some.to; ++b) {
-          const float* score = call.logits + b * padded;
+        for (int i = some.from; i < some.to; ++i) {
+          const int b = row[i];
+          const float* score = batch.logits + b * padded;
           const size_t at = (size_t)b * chain.steps + step;
           const int64_t place = chain.uniform ? place_of_share(score, chain.vocab, chain.temperature,
                                                                chain.uniform[at], own[member].weight)
                                               : place_of_largest(score, chain.vocab);
           chain.chosen[at] = place;
-          token[b] = chain.token_of ? chain.token_of[place] : place;
+          batch.token[i] = chain.token_of ? chain.token_of[place] : place;
+          if (!(chain.confidence > 0)) continue;
+          sure[i] *= probability(score, chain.vocab, chain.temperature, place);
+          if (sure[i] < chain.confidence) chain.count[b] = std::min(chain.count[b], (int64_t)step + 1);
         }
       });
-      if (step == again) return;
-      seen.clear();
-      for (int b = 0; b < rows; ++b) {
-        const int32_t* columns = chain.slot + (size_t)b * again;
-        position[b] = chain.position[(size_t)b * again + step];
-        slot[b] = columns[step];
-        seen.insert(seen.end(), columns, columns + step + 1);
-        from[b + 1] = (int32_t)seen.size();
-      }
+      if (std::all_of(row.begin(), row.end(), [&](int b) { return chain.count[b] <= step + 1; })) break;
       feature = state;
-      call.tokens = call.num_logits = rows;
-      call.token = token.data(), call.position = position.data(), call.row = chain.row;
-      call.slot = slot.data(), call.committed = chain.committed;
-      call.seen_from = from.data(), call.seen = seen.data();
-      call.feature = feature.data(), call.logit_at = at.data();
+      batch.feature = feature.data();
+      batch.tokens = rows;
+      for (auto* one : {&batch.position, &batch.slot, &batch.committed, &batch.place, &batch.logit_at}) one->resize(rows);
+      batch.row = batch.logit_to = row;
+      batch.seen.clear();
+      batch.seen_from.assign(1, 0);
+      for (int i = 0; i < rows; ++i) {
+        const size_t own = (size_t)row[i] * again;
+        batch.position[i] = (int32_t)chain.position[own + step];
+        batch.slot[i] = (int32_t)chain.slot[own + step];
+        batch.committed[i] = (int32_t)chain.committed[row[i]];
+        batch.place[i] = batch.logit_at[i] = i;
+        for (int k = 0; k <= step; ++k) batch.seen.push_back((int32_t)chain.slot[own + k]);
+        batch.seen_from.push_back((int32_t)batch.seen.size());
+      }
     }
+    return true;
   }
 };
 
@@ -643,8 +725,9 @@ const char* ds_isa() { return DS_ISA; }
 int ds_lanes() { return LANES; }
 Engine* ds_open(const Model* model) { return new Engine(*model); }
 void ds_close(Engine* engine) { delete engine; }
-void ds_forward(Engine* engine, const Call* call) { engine->forward(*call); }
-void ds_chain(Engine* engine, const Call* call, const Chain* chain) { engine->chain(*call, *chain); }
+// 0: a token is none of the model's, and nothing was computed.
+int ds_forward(Engine* engine, const Call* call) { return engine->forward(*call); }
+int ds_chain(Engine* engine, const Call* call, const Chain* chain) { return engine->chain(*call, *chain); }
 
 void* ds_allocate(size_t bytes) {
   const size_t page = 1 << 21, whole = (bytes + page - 1) / page * page;

@@ -228,20 +228,22 @@ class Runner:
     ) -> TargetOutput:
         """As `Target.forward`; logits and signals in float32. `feature_BTH`: the states that a
         drafter reads beside the tokens."""
+        call, held = self._call(tokens_BT, block, keep, feature_BTH)
         layers = np.array(signals.layers, dtype=np.int32)
-        call, real_BT, held = self._call(tokens_BT, block, keep, feature_BTH)
-        logits_NV = torch.empty((call.num_logits, self._head_rows))
-        kinds = len(signals.layers) + signals.last_hidden
-        signal_MS = torch.empty((call.tokens, kinds * self.model.hidden))
+        kinds = len(layers) + signals.last_hidden
+        # nothing is written for padding
+        room = torch.empty if np.asarray(block.see_BTC).any(-1).all() else torch.zeros
+        logits_BNV = room((call.rows, call.keep, self._head_rows))
+        signals_BTS = room((call.rows, call.width, kinds * self.model.hidden))
         call.num_signals, call.last_hidden = len(layers), int(signals.last_hidden)
-        call.signal_at, call.signal = layers.ctypes.data, signal_MS.data_ptr()
-        call.logits = logits_NV.data_ptr()
-        self._lib.c.ds_forward(self._at, ctypes.byref(call))
+        call.signal_at, call.signal = layers.ctypes.data, signals_BTS.data_ptr()
+        call.logits = logits_BNV.data_ptr()
+        if not self._lib.c.ds_forward(self._at, ctypes.byref(call)):
+            raise self._unknown(tokens_BT)
         del held  # until here the call reads them
-        logits_BNV = _laid_out(logits_NV, real_BT[:, -keep:])[..., : self.model.head.rows]
         return TargetOutput(
-            logits_BNV=logits_BNV,
-            signals_BTS=_laid_out(signal_MS, real_BT) if kinds else None,
+            logits_BNV=logits_BNV[..., : self.model.head.rows],
+            signals_BTS=signals_BTS if kinds else None,
         )
 
     def chain(
@@ -255,7 +257,8 @@ class Runner:
         feature_BPH: Tensor | None = None,
         token_of_D: Tensor | None = None,
         draws: Draws | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        confidence: float = 0.0,
+    ) -> tuple[Tensor, Tensor | None, np.ndarray]:
         """Feed and commit these tokens, and draft a chain behind the last of each row, all but the
         last of which stay staged in the block's cache.
 
@@ -265,10 +268,11 @@ class Runner:
             feature_BPH: see `forward`; later tokens are read with the network's own states.
             token_of_D: the token that each row of the head stands for; None: its number.
             draws: how tokens are drawn; None: the most probable ones.
+            confidence: a row's chain ends behind the token that makes it less probable than this.
 
         Returns:
-            ([B, steps] rows of the head, with draws their logits [B, steps, most]); zeros for a row
-            that is fed nothing.
+            ([B, S] rows of the head, with draws their logits [B, S, most], [B] tokens of each
+            chain), S the longest of them; zeros for a row that is fed nothing.
         """
         cache, rows, again = block.cache, len(tokens_BP), steps - 1
         counts_B = block.pending_B
@@ -279,40 +283,35 @@ class Runner:
         if limit is not None:
             block.stop_at(limit - 1)
             staged.stop_at(limit - 1)
-        call, _, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
-        (row,) = np.nonzero(counts_B)
-        position = np.asarray(staged.positions_BT, dtype=np.int32)[row]
-        slot = np.asarray(staged.columns_BC, dtype=np.int32)[row]
-        committed, row_of = cache.lengths_B.astype(np.int32)[row], row.astype(np.int32)
-        chosen_RN = torch.empty((len(row), steps), dtype=torch.int64)
-        uniform, scores_NRV = None, None
+        call, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
+        position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
+        chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
+        count_B = np.zeros(rows, dtype=np.int64)
+        uniform, scores_NBV = None, None
         if draws is not None:
-            uniform = np.ascontiguousarray(draws.uniform_BN[row], dtype=np.float64)
-            scores_NRV = torch.empty((steps, len(row), self._head_rows))
+            uniform = np.ascontiguousarray(draws.uniform_BN, dtype=np.float64)
+            scores_NBV = torch.zeros((steps, rows, self._head_rows))
         chain = Chain(
-            rows=len(row),
             steps=steps,
             vocab=most,
-            row=row_of.ctypes.data,
             position=position.ctypes.data,
             slot=slot.ctypes.data,
-            committed=committed.ctypes.data,
+            committed=cache.lengths_B.ctypes.data,
             token_of=None if token_of_D is None else token_of_D.data_ptr(),
             uniform=None if uniform is None else uniform.ctypes.data,
             temperature=1.0 if draws is None else draws.temperature,
-            chosen=chosen_RN.data_ptr(),
-            scores=None if scores_NRV is None else scores_NRV.data_ptr(),
+            confidence=confidence,
+            count=count_B.ctypes.data,
+            chosen=chosen_BN.data_ptr(),
+            scores=None if scores_NBV is None else scores_NBV.data_ptr(),
         )
-        self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain))
+        if not self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain)):
+            raise self._unknown(tokens_BP)
         del held
-        at = torch.from_numpy(row)
-        chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
-        chosen_BN[at] = chosen_RN
-        if scores_NRV is None:
-            return chosen_BN, None
-        scores_BNV = torch.zeros((rows, steps, most))
-        scores_BNV[at] = scores_NRV[..., :most].transpose(0, 1)
-        return chosen_BN, scores_BNV
+        made = int(count_B.max())
+        if scores_NBV is None:
+            return chosen_BN[:, :made], None, count_B
+        return chosen_BN[:, :made], scores_NBV[:made, :, :most].transpose(0, 1), count_B
 
     def _call(
         self,
@@ -321,69 +320,50 @@ class Runner:
         keep: int,
         feature_BTH: Tensor | None,
         room: int = 0,
-    ) -> tuple[Call, np.ndarray, list[Any]]:
-        """The call of a forward, outputs aside; which tokens are real; and the arrays that the call
-        points to. Padding, which sees nothing, is not computed:
-
-            tokens    . . a b        real   0 0 1 1        fed   a b c d e f
-                      c d e f               1 1 1 1
-
-        `room`: tokens that will be fed behind these.
-        """
-        width = tokens_BT.shape[1]
-        see_BTC = np.asarray(block.see_BTC)
-        real_BT = np.asarray(see_BTC.any(-1))
-        row_of, place = (part.astype(np.int32) for part in np.nonzero(real_BT))
-        count = len(row_of)
-        token = np.asarray(tokens_BT, dtype=np.int64)[real_BT]
-        known = self.model.embedding.rows
-        if int(token.view(np.uint64).max(initial=0)) >= known:  # negative ones are huge
-            raise InputError(
-                f"Token ids reach from {token.min()} to {token.max()}, and this model knows 0 to "
-                f"{known - 1}: use the tokenizer and the drafter that belong to it."
-            )
-        position = np.asarray(block.positions_BT, dtype=np.int32)[real_BT]
-        see_NC = see_BTC[real_BT]
-        number, column = np.nonzero(see_NC)
-        seen = block.columns_BC[row_of[number], column].astype(np.int32)
-        seen_from = np.zeros(count + 1, dtype=np.int32)
-        np.cumsum(see_NC.sum(-1), out=seen_from[1:])
-        if isinstance(block.slots_BT, int):
-            slot = place + np.int32(block.slots_BT)
-        else:
-            slot = np.asarray(block.slots_BT, dtype=np.int32)[real_BT]
-        committed = block.lengths_B.astype(np.int32)[row_of]
-        logit_at = np.nonzero(place >= width - keep)[0].astype(np.int32)
+    ) -> tuple[Call, list[Any]]:
+        """The call of a forward, outputs aside, and the arrays that it points to. `room`: tokens
+        that will be fed behind these."""
+        token, position = _numbers(tokens_BT), _numbers(block.positions_BT)
+        see = np.ascontiguousarray(block.see_BTC)
+        column, committed = _numbers(block.columns_BC), _numbers(block.lengths_B)
+        even = isinstance(block.slots_BT, int)
+        slot = None if even else _numbers(block.slots_BT)
         cosine, sine = self._rotation(int(position.max(initial=0)) + 1 + room)
         store = block.cache.whole()
         strides = store.stride()
-        feature = None
-        if feature_BTH is not None:
-            feature = feature_BTH.float()[torch.from_numpy(real_BT)]
+        feature = None if feature_BTH is None else feature_BTH.float().contiguous()
+        rows, width, staged = see.shape
         call = Call(
             threads=max(torch.get_num_threads(), 1),
-            tokens=count,
-            num_logits=len(logit_at),
+            rows=rows,
+            width=width,
+            staged=staged,
+            keep=min(keep, width),
+            cache_bf16=int(store.dtype == torch.bfloat16),
             feature=None if feature is None else feature.data_ptr(),
             token=token.ctypes.data,
             position=position.ctypes.data,
-            row=row_of.ctypes.data,
-            slot=slot.ctypes.data,
+            see=see.ctypes.data,
+            column=column.ctypes.data,
+            slot=None if slot is None else slot.ctypes.data,
+            first_slot=block.slots_BT if even else 0,
             committed=committed.ctypes.data,
-            seen_from=seen_from.ctypes.data,
-            seen=seen.ctypes.data,
             cache=store.data_ptr(),
             layer_stride=strides[0],
             row_stride=strides[1],
             head_stride=strides[2],
-            cache_bf16=int(store.dtype == torch.bfloat16),
-            longest=int(block.lengths_B.max(initial=0)) + see_BTC.shape[-1] + room,
-            logit_at=logit_at.ctypes.data,
             cosine=cosine.ctypes.data,
             sine=sine.ctypes.data,
         )
-        held = [token, position, row_of, slot, committed, seen_from, seen, logit_at]
-        return call, real_BT, [*held, cosine, sine, store, feature]
+        held = [token, position, see, column, slot, committed, cosine, sine, store, feature]
+        return call, held
+
+    def _unknown(self, tokens_BT: Tensor | np.ndarray) -> InputError:
+        tokens = np.asarray(tokens_BT)
+        return InputError(
+            f"Token ids reach from {tokens.min()} to {tokens.max()}, and this model knows 0 to "
+            f"{self.model.embedding.rows - 1}: use the tokenizer and the drafter that belong to it."
+        )
 
     def _rotation(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines [positions, width / 2], as the model's own module computes them."""
@@ -433,13 +413,9 @@ class Engine(Runner):
         )
 
 
-def _laid_out(values_NX: Tensor, real_BT: np.ndarray) -> Tensor:
-    """[N, X] -> [B, T, X], zeros where nothing was computed."""
-    if real_BT.all():
-        return values_NX.view(*real_BT.shape, values_NX.shape[-1])
-    out = values_NX.new_zeros((*real_BT.shape, values_NX.shape[-1]))
-    out[torch.from_numpy(real_BT)] = values_NX
-    return out
+def _numbers(values: Any) -> np.ndarray:
+    """As the extension reads them."""
+    return np.ascontiguousarray(values, dtype=np.int64)
 
 
 def _weight(module: Any, name: str) -> Tensor | None:

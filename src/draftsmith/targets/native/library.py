@@ -103,22 +103,17 @@ class Model(Structure):
     ]
 
 
-_COUNTS = ("threads", "tokens", "num_logits", "num_signals", "last_hidden")
-
-
 class Call(Structure):
     """`Call` of engine.cpp."""
 
     _fields_ = [
-        *[(name, c_int32) for name in _COUNTS],
-        ("feature", c_void_p),
-        *[(name, c_void_p) for name in ("token", "position", "row", "slot", "committed")],
-        *[(name, c_void_p) for name in ("seen_from", "seen", "cache")],
+        *[(name, c_int32) for name in ("threads", "rows", "width", "staged", "keep")],
+        *[(name, c_int32) for name in ("num_signals", "last_hidden", "cache_bf16")],
+        *[(name, c_void_p) for name in ("feature", "token", "position", "see", "column", "slot")],
+        ("first_slot", c_int64),
+        *[(name, c_void_p) for name in ("committed", "cache")],
         *[(name, c_int64) for name in ("layer_stride", "row_stride", "head_stride")],
-        ("cache_bf16", c_int32),
-        ("longest", c_int32),
-        *[(name, c_void_p) for name in ("logit_at", "logits", "signal_at", "signal")],
-        *[(name, c_void_p) for name in ("cosine", "sine")],
+        *[(name, c_void_p) for name in ("logits", "signal_at", "signal", "cosine", "sine")],
     ]
 
 
@@ -126,13 +121,10 @@ class Chain(Structure):
     """`Chain` of engine.cpp."""
 
     _fields_ = [
-        *[(name, c_int32) for name in ("rows", "steps", "vocab")],
-        *[
-            (name, c_void_p)
-            for name in ("row", "position", "slot", "committed", "token_of", "uniform")
-        ],
-        ("temperature", c_double),
-        *[(name, c_void_p) for name in ("chosen", "scores")],
+        *[(name, c_int32) for name in ("steps", "vocab")],
+        *[(name, c_void_p) for name in ("position", "slot", "committed", "token_of", "uniform")],
+        *[(name, c_double) for name in ("temperature", "confidence")],
+        *[(name, c_void_p) for name in ("count", "chosen", "scores")],
     ]
 
 
