@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,8 +52,10 @@ def largest(scores_RV: Tensor) -> tuple[Tensor, Tensor]:
     if scores_RV.device.type != "cpu":
         top_R, column_R = scores_RV.max(-1)
         return top_R, column_R
-    column_R = torch.from_numpy(scores_RV.detach().numpy().argmax(-1))
-    return scores_RV.gather(1, column_R[:, None])[:, 0], column_R
+    known_RV = scores_RV.detach().numpy()
+    column_R = known_RV.argmax(-1)
+    top_R = known_RV[np.arange(len(column_R)), column_R]
+    return torch.from_numpy(top_R), torch.from_numpy(column_R)
 
 
 _TIES = 64

@@ -140,9 +140,10 @@ def limit_depth(
     if tree.candidate_BN is not None and probe_depth_B is not None:
         limit_BN = np.where(tree.candidate_BN.numpy(), limit_BN, probe_depth_B[:, None])
     if parents_BN.device.type == "cpu":
-        too_deep_BN = torch.from_numpy(depths(parents_BN.numpy()) > limit_BN)
-        if not too_deep_BN.any():
+        found_BN = depths(parents_BN.numpy()) > limit_BN
+        if not found_BN.any():
             return tree
+        too_deep_BN = torch.from_numpy(found_BN)
     else:
         too_deep_BN = geometry(parents_BN)[0] > to_device(limit_BN, parents_BN.device)
     return dataclasses.replace(tree, parents_BN=parents_BN.masked_fill(too_deep_BN, PADDING))

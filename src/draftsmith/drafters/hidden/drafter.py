@@ -101,6 +101,9 @@ class Features:
     def right_aligned(self, start_B: np.ndarray) -> Tensor:
         """[B, P, S]: each row's features from `start` on, filled up on the left."""
         counts = self.lengths_B - start_B
+        first, end = int(start_B[0]), int(self.lengths_B[0])
+        if (start_B == first).all() and (self.lengths_B == end).all():
+            return self._store_BTS[:, first:end]
         width = int(counts.max())
         index_BP = np.maximum(self.lengths_B[:, None] - width + np.arange(width)[None], 0)
         rows = torch.arange(len(counts), device=self._store_BTS.device)[:, None]
@@ -155,15 +158,15 @@ class FeatureState(TextState):
         for b, (pending, emitted) in enumerate(
             zip(accepted.pending, accepted.emitted, strict=True)
         ):
-            columns = np.concatenate(
-                [
-                    np.arange(first_node - len(pending), first_node),
-                    first_node + path_BD[b, : num_B[b]],
-                ]
-            )
+            path = path_BD[b, : num_B[b]]
+            begin, end = first_node - len(pending), first_node + len(path)
             if not emitted:  # a row that was done before
-                columns = columns[:0]
-            new.append(signals_BTS[b, to_device(columns, signals_BTS.device)])
+                new.append(signals_BTS[b, :0])
+            elif (path == np.arange(len(path))).all():  # of a chain: side by side
+                new.append(signals_BTS[b, begin:end])
+            else:
+                columns = np.concatenate([np.arange(begin, first_node), first_node + path])
+                new.append(signals_BTS[b, to_device(columns, signals_BTS.device)])
             self.known[b].extend(emitted)
         self.features.append(new)
 

@@ -277,10 +277,11 @@ class Runner:
         cache, rows, again = block.cache, len(tokens_BP), steps - 1
         counts_B = block.pending_B
         cache.commit(counts_B)
-        alone_BN = np.broadcast_to(np.tri(again, dtype=bool), (rows, again, again))
-        depth_BN = np.broadcast_to(np.arange(again), (rows, again))
-        staged = cache.stage(depth_BN, alone_BN) if again else block
-        if limit is not None:
+        staged = block
+        if again:
+            depth_BN = np.arange(again)[None].repeat(rows, 0)
+            staged = cache.stage(depth_BN, np.tri(again, dtype=bool)[None].repeat(rows, 0))
+        if limit is not None and int(cache.lengths_B.max()) + again >= limit:
             block.stop_at(limit - 1)
             staged.stop_at(limit - 1)
         call, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
