@@ -37,6 +37,8 @@ from draftsmith.targets.gguf import gguf_file, unpacked
 from draftsmith.targets.hf import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
+LAYER = f"hass:{HERE.parents[1] / 'models' / 'smollm2' / 'hass'}"
+"""The drafter that is shipped for this model."""
 RESULTS = HERE.parent / "results" / "peers.json"
 SUITES = {
     "humaneval": "prompts/humaneval/HumanEval.jsonl.gz",
@@ -91,13 +93,17 @@ def rows(envs: Path, gguf: Path, folder: Path, threads: int) -> Iterator[Row | s
         base: dict[str, Any] = {"target": str(gguf), "weights": weights, "threads": threads}
         base |= {"drafter": "none", "draft_length": None}
         yield Row("draftsmith", "plain", "none", name, module, own, base)
-        if name in ("Q4_1", "bf16"):
-            drafts: dict[str, Any] = {"drafter": "prompt_lookup", "draft_length": "auto"}
-            yield Row(
-                "draftsmith", "speculative", "prompt_lookup", name, module, own, base | drafts
-            )
-            drafts = {"drafter": "suffix"}
-            yield Row("draftsmith", "speculative", "suffix", name, module, own, base | drafts)
+        if name not in ("Q4_1", "bf16"):
+            continue
+        drafts: dict[str, Any]
+        for label, drafter, length in (
+            ("prompt_lookup", "prompt_lookup", "auto"),
+            ("suffix", "suffix", None),
+            ("hass", LAYER, None),
+            ("suffix+hass", f"suffix+{LAYER}", None),
+        ):
+            drafts = {"drafter": drafter, "draft_length": length}
+            yield Row("draftsmith", "speculative", label, name, module, own, base | drafts)
     module = "engine_transformers"
     for weights in ("bf16", "float32"):
         base = {"folder": str(folder), "weights": weights, "threads": threads}

@@ -48,7 +48,8 @@ TEMPERATURES = ((2 / 7, 0.0), (5 / 7, 0.7), (1.0, 1.0))
 """(share of the processes up to here, temperature): of 14, four, six and four."""
 LONGEST = 1500
 """Characters of a turn that the model wrote; longer ones are loops."""
-KEPT = ("processes", "own", "limit", "max_new_tokens", "steps", "batch_tokens", "hold_out")
+KEPT = ("target", "data", "device", "processes", "own", "limit")
+KEPT += ("max_new_tokens", "steps", "batch_tokens", "hold_out")
 """Options that finished parts depend on: those of an OUT do not change."""
 
 
@@ -95,7 +96,9 @@ class Work:
             self.environment["CUDA_VISIBLE_DEVICES"] = ""
 
     def keep_options(self) -> None:
-        path, now = self.out / "options.json", {name: vars(self.options)[name] for name in KEPT}
+        path = self.out / "options.json"
+        given = {name: vars(self.options)[name] for name in KEPT}
+        now = {name: str(one) if isinstance(one, Path) else one for name, one in given.items()}
         if path.exists():
             for name, value in json.loads(path.read_text(encoding="utf-8")).items():
                 if now[name] != value:

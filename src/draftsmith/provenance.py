@@ -218,7 +218,7 @@ def portable_text(text: str) -> str:
     Only words that are paths as a whole, lists of them, KIND:PATH, or drafters joined by '+' are
     touched: a prompt is not.
     """
-    pieces = re.split(r"(,|\+(?=[\w.-]+:/))", text)
+    pieces = re.split(r"(,|\+(?=[\w.-]+:/(?!/)))", text)
     return "".join(_portable_piece(piece) for piece in pieces)
 
 

@@ -24,6 +24,7 @@ from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
 from draftsmith.errors import InputError, UnsupportedModel
@@ -135,7 +136,8 @@ def token_by_token(reader: Any, steps: int) -> Tensor:
 
 def best_chain(reader: Any, steps: int) -> Tensor:
     """As one call, of the most probable tokens."""
-    found = reader.chain(steps, None)
+    rows = len(reader._state.known if isinstance(reader, PairReader) else reader._known)
+    found = reader.chain(np.full(rows, steps), None)
     assert found is not None and found.logits_BNV is None
     tokens: Tensor = found.tokens_BN
     return tokens
@@ -147,7 +149,7 @@ class LevelByLevel:
     def __init__(self, reader: Any) -> None:
         self.root, self.level = reader.root, reader.level
 
-    def chain(self, steps: int, draws: object, confidence: float) -> None:
+    def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None
 
 
@@ -196,24 +198,80 @@ def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
     assert temperature <= 1 or len(seen) > 1, "the seed decides nothing"
 
 
+def lengths_of(draft: DraftTree) -> list[int]:
+    found: list[int] = (draft.parents_BN != PADDING).sum(1).tolist()
+    return found
+
+
+def test_a_row_that_may_draft_nothing_lengthens_no_chain() -> None:
+    target = compiled()
+    for cut in (lambda reader: reader, LevelByLevel):
+        reader = cut(reader_of(made("eagle", target), target, in_engine=True))
+        how = ChildSelection(
+            "greedy",
+            Sampler(),
+            Noise(1, range(3), LENGTHS),
+            TextState(known=[[1] * n for n in LENGTHS], num_prompt=list(LENGTHS)),
+            1.0,
+        )
+        with torch.inference_mode():
+            draft = grow(reader, TreeShape.chain(5), np.array([0, 5, 0]), how)
+        assert lengths_of(draft) == [0, 1, 0] and draft.num_nodes == 1
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens"])
+def test_doubtful_chains_change_no_text(temperature: float) -> None:
+    """Chains that end in the engine, of a draft model and of a layer, in a ragged batch."""
+    target = compiled()
+    draft = HFTarget(tiny_target(V, seed=8, hidden=H, dtype=torch.float32).model, compile=True)
+    prompts = [[1, 2, 3, 4, 5], [9, 8], [7] * 12]
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=24, rule="match", seed=5
+    )
+
+    def texts(drafter: Any) -> tuple[list[list[int]], set[int]]:
+        drafter.bind(target)
+        out: list[list[int]] = [[] for _ in prompts]
+        offered = set()
+        for step in decode(target, drafter, prompts, options):
+            offered.update(step.offered_depth)
+            for b, emitted in enumerate(step.emitted):
+                out[b] += emitted
+        return out, offered
+
+    plain, _ = texts(NoDrafter())
+    for drafter in (
+        Independent(Independent.Config(length=5, confidence=0.003), model=draft),
+        Eagle(Eagle.Config(length=5, confidence=0.003)),
+    ):
+        drafted, offered = texts(drafter)
+        assert drafted == plain and len(offered) > 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens", "a draft model", "its subset"])
 def test_a_doubtful_chain_ends_where_it_does_level_by_level(kind: str, temperature: float) -> None:
     """Each row by its own laws; the draft is as deep as the deepest."""
     target = compiled()
-    drafter = made(kind, target)
+
+    def reader() -> Any:
+        if kind in ("a draft model", "its subset"):
+            ids = VocabularySubset(torch.arange(40) * 2 + 1, 3) if kind == "its subset" else None
+            return draft_reader(target, ids)
+        return reader_of(made(kind, target), target, in_engine=True)
+
     lengths = set()
     small = [10 ** (-n / 4) for n in range(1, 30)]
     for confidence in (*small, *(1 - one for one in small)):
-        one = drawn(reader_of(drafter, target, in_engine=True), temperature, 3, confidence)
-        other = LevelByLevel(reader_of(drafter, target, in_engine=True))
-        same = drawn(other, temperature, 3, confidence)
-        assert torch.equal(one.tokens_BN, same.tokens_BN)
+        one = drawn(reader(), temperature, 3, confidence)
+        same = drawn(LevelByLevel(reader()), temperature, 3, confidence)
+        there = one.parents_BN != PADDING
+        assert torch.equal(one.tokens_BN[there], same.tokens_BN[there])
         assert torch.equal(one.parents_BN, same.parents_BN)
         assert one.fed_BN is not None and same.fed_BN is not None
         assert torch.equal(one.fed_BN, same.fed_BN)
-        there_B = (one.parents_BN != PADDING).sum(1)
-        lengths.add(tuple(there_B.tolist()))
+        lengths.add(tuple(there.sum(1).tolist()))
+        assert one.num_nodes == max(lengths_of(one)), "nothing is drafted for nobody"
     assert len(lengths) > 2 and any(len(set(some)) > 1 for some in lengths)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,9 @@ def test_logits_and_states_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "llama, heads of 64"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", *(f"llama, heads of {n}" for n in (64, 96, 128))]
+)
 def test_logits_of_a_token_are_equal_whatever_is_computed_beside_it(name: str, form: str) -> None:
     #     row 0   90 known | p p p      tree   p(last) -+- 0 --- 2 --- 4
     #     row 1   40 known | p                          `- 1 --- 3
@@ -210,6 +213,55 @@ def test_logits_of_a_token_are_equal_whatever_is_computed_beside_it(name: str, f
                 alone.commit(np.array([len(piece)]))
             assert torch.equal(out[0, 0], drafted[b, node + 1]), (b, node)
             assert torch.equal(out, logits_of(target, [whole], 1)), "in one piece"
+
+
+@pytest.mark.parametrize("name", ["llama", "llama, heads of 96"])
+def test_a_long_chain_with_branches_gives_the_logits_of_its_paths(name: str) -> None:
+    """What is staged fills more than one block of sixteen keys, and siblings see a part of it.
+
+    0 - 1 - ... - 16 - 17 - ... - 23
+                    `- 24
+                    `- 25 - 26
+    """
+    target = target_of(CONFIGS[name], "int8", torch.float32)
+    parents = np.array([*range(-1, 23), 16, 16, 25])
+    nodes = np.array([(5 * n + 3) % 100 for n in range(len(parents))])
+    known, pending = TEXT[:21], [5, 6]
+    cache = target.new_cache(1, 300)
+    tokens, block = lay_out(cache, [known])
+    target.forward(torch.from_numpy(tokens), block, 1, Signals())
+    cache.commit(np.array([len(known)]))
+    tokens, block = lay_out(cache, [pending], nodes[None], parents[None])
+    drafted = target.forward(torch.from_numpy(tokens), block, 1 + len(nodes), Signals()).logits_BNV
+    for node in (-1, 0, 13, 14, 15, 16, 17, 23, 24, 25, 26):
+        path = []
+        while node != -1:
+            path.append(node)
+            node = int(parents[node])
+        whole = [*known, *pending, *nodes[path[::-1]].tolist()]
+        at = path[0] + 1 if path else 0
+        assert torch.equal(logits_of(target, [whole], 1)[0, 0], drafted[0, at]), path
+
+
+@pytest.mark.full
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other instructions are named there")
+@pytest.mark.parametrize(("instructions", "named"), [("x86-64-v3", "avx2"), ("x86-64", "plain")])
+def test_other_instructions_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, instructions: str, named: str
+) -> None:
+    options = tuple(f"-march={instructions}" if "-march" in one else one for one in native.OPTIONS)
+    monkeypatch.setattr(native, "OPTIONS", options)
+    native._build(native.compiler(), tmp_path / "engine.so")
+    other = native.Library(tmp_path / "engine.so")
+    assert other.instructions == named
+    for form in FORMS:
+        for name in ("llama", "llama, heads of 96"):
+            dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+            here = logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
+            with monkeypatch.context() as patch:
+                patch.setattr(engine, "usable_library", lambda: other)
+                there = logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
+            assert torch.equal(here, there), (form, name)
 
 
 @pytest.mark.parametrize("token", [-1, 100, 1 << 40])

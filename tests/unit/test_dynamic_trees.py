@@ -34,7 +34,7 @@ class Table:
             drawn[drawn.argmax()] += 1e4
         return drawn.round() if self.ties else drawn
 
-    def chain(self, steps: int, draws: object, confidence: float) -> None:
+    def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None
 
     def root(self) -> Tensor:

@@ -92,6 +92,7 @@ def test_no_part_of_a_joined_drafter_names_a_folder(monkeypatch: pytest.MonkeyPa
         ("suffix+hass:/home/someone/m", "suffix+hass:~/m"),
         ("suffix+hass:/data/a+independent:/data/b", "suffix+hass:.../a+independent:.../b"),
         ("independent:/data/a+b", "independent:.../a+b"),
+        ("1+http://host/x", "1+http://host/x"),
     ):
         assert portable_text(joined) == portable
 

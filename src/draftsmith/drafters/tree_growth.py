@@ -19,7 +19,6 @@ from torch import Tensor
 
 from draftsmith.config import require
 from draftsmith.core.cache import Block, KVCache, lay_out
-from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.transfer import to_device
@@ -37,10 +36,12 @@ class Reader(Protocol):
         """[B, V] logits over the target's vocabulary, behind the last known token."""
         ...
 
-    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
-        """In place of `root` and `level`: a chain of the most probable tokens, or of draws, all but
-        the last of which were fed; None: it has no faster way to one, and draws nothing.
-        `confidence`: see `ChildSelection`."""
+    def chain(
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+    ) -> Chain | None:
+        """In place of `root` and `level`: chains of the most probable tokens, or of draws, as deep
+        as each row may draft; all but the last of the longest were fed. None: it has no faster way
+        to them, and draws nothing. `confidence`: see `ChildSelection`."""
         ...
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class Chain:
     logits_BNV: Tensor | None
     """Over the target's vocabulary, those that each token was drawn from; None: it was not."""
     count_B: np.ndarray
-    """Tokens of each row's chain; what stands behind them is none of it."""
+    """Tokens of each row's chain, no more than it may draft; what stands behind them is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +103,11 @@ class ModelReader:
         self._vocabularies = vocabularies
         self._depth = 0
 
-    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
+    def chain(
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+    ) -> Chain | None:
         """See `Reader`."""
-        engine = engine_of(self._model)
+        engine, steps = engine_of(self._model), int(depth_B.max())
         if engine is None:
             return None
         known = self._vocabularies
@@ -117,6 +120,7 @@ class ModelReader:
             limit=self._model.max_length,
             draws=None if draws is None else draws(steps),
             confidence=confidence,
+            depth_B=depth_B,
         )
         logits_BNV = None
         if own_BNV is not None:
@@ -311,20 +315,19 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
         return grow_dynamic(reader, shape, depth_B)
     if shape.is_chain and how.reads_logits_alone:
         draws = None if how.choice == "greedy" else how.draws
-        found = reader.chain(shape.depth, draws, how.confidence)
+        found = reader.chain(np.minimum(depth_B, shape.depth), draws, how.confidence)
         if found is not None:
-            return _tree_of(found, depth_B, how)
+            return _tree_of(found, how)
     return _grow_fixed(reader, shape, depth_B, how)
 
 
-def _tree_of(chain: Chain, depth_B: np.ndarray, how: ChildSelection) -> DraftTree:
+def _tree_of(chain: Chain, how: ChildSelection) -> DraftTree:
     """The chain that a reader drafted by itself: all but its last node were fed."""
     rows, steps = chain.tokens_BN.shape
     template = np.arange(-1, steps - 1)
     fed_BN = np.tile(np.arange(steps), (rows, 1))
     fed_BN[:, -1] = -1
-    lengths_B = np.minimum(depth_B, chain.count_B)
-    parents_BN = np.where(np.arange(steps) >= lengths_B[:, None], PADDING, template)
+    parents_BN = np.where(np.arange(steps) >= chain.count_B[:, None], PADDING, template)
     law = None
     if chain.logits_BNV is not None:
         law = _law(how, chain.logits_BNV.flatten(0, 1), ())
@@ -349,7 +352,7 @@ def _grow_fixed(
     laws: list[Law] = []
     order: list[int] = []
     before = np.array([ROOT])
-    ends = Ends(num_rows, how.confidence) if shape.is_chain and how.confidence else None
+    ends = Ends(depth_B, how.confidence) if shape.is_chain and how.confidence else None
     logits_BFV = reader.root()[:, None]
     device = logits_BFV.device
     # one column more: children that a ragged level does not have are written there
@@ -388,14 +391,14 @@ def _grow_fixed(
             drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
             spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
         tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
-        if ends is not None and ends.reached(_believed(how, laws, scores_RV, drawn_RW), depth + 1):
+        if ends is not None and ends.reached(_believed(how, laws, scores_RV, drawn_RW)):
             num_nodes = depth + 1
             break
-    if ends is not None:
-        depth_B = np.minimum(depth_B, ends.count_B)
     template = template[:num_nodes]
     too_deep_BN = depths(template[None]) > depth_B[:, None]
     parents_BN = torch.from_numpy(np.where(too_deep_BN, PADDING, template))
+    if ends is not None:
+        parents_BN = to_device(parents_BN, device).masked_fill(ends.passed_BN(), PADDING)
     if how.choice == "without_replacement":
         some = slice(num_nodes)
         parents_BN = _without_spent(parents_BN, spent_BN[:, some], see_NN[some, some])
@@ -410,30 +413,41 @@ def _grow_fixed(
 
 
 class Ends:
-    """Where chains end that have become less probable than `confidence`."""
+    """Where chains end that have become less probable than `confidence`: a token is drafted or not
+    by what stands before it, so the laws of draws stay what they are.
 
-    def __init__(self, num_rows: int, confidence: float) -> None:
-        self._confidence, self._sure_B = confidence, np.ones(num_rows)
-        self.count_B = np.full(num_rows, MOST_NODES, dtype=np.int64)
+    On a CPU drafting ends with the last chain. A device is not waited for: it drafts all tokens,
+    and those behind an end become padding.
+    """
 
-    def reached(self, prob_B: np.ndarray, length: int) -> bool:
-        """Take in the next token's probability; whether all chains end here or have before."""
-        self._sure_B *= prob_B
-        doubtful_B = self._sure_B < self._confidence
-        self.count_B = np.where(doubtful_B, np.minimum(self.count_B, length), self.count_B)
-        return bool(doubtful_B.all())
+    def __init__(self, depth_B: np.ndarray, confidence: float) -> None:
+        self._depth_B, self._confidence = depth_B, confidence
+        self._sure: list[Tensor] = []  # [B] how probable the chain is, by its length
+
+    def reached(self, prob_B: Tensor) -> bool:
+        """Take in the next token's probability; whether all chains are known to have ended."""
+        self._sure.append(prob_B * self._sure[-1] if self._sure else prob_B)
+        if prob_B.device.type != "cpu":
+            return False
+        doubtful_B = (self._sure[-1] < self._confidence).numpy()
+        return bool((doubtful_B | (self._depth_B <= len(self._sure))).all())
+
+    def passed_BN(self) -> Tensor:
+        """[B, N], which tokens stand behind the end of their chain."""
+        before = torch.stack([torch.ones_like(self._sure[0]), *self._sure[:-1]], dim=1)
+        return before < self._confidence
 
 
 def _believed(
     how: ChildSelection, laws: Sequence[Law], scores_RV: Tensor, drawn_RW: Tensor
-) -> np.ndarray:
+) -> Tensor:
     """[R] the probability of each token by the law that it was drawn from, or by the softmax of the
     scores that it is the best of."""
     token_R = drawn_RW[:, 0]
     if how.choice != "greedy":
-        return laws[-1].prob(token_R).double().cpu().numpy()
+        return laws[-1].prob(token_R).double()
     wide_RV = scores_RV if scores_RV.dtype == torch.float64 else scores_RV.float()
-    return wide_RV.softmax(-1).gather(1, token_R[:, None])[:, 0].double().cpu().numpy()
+    return wide_RV.softmax(-1).gather(1, token_R[:, None])[:, 0].double()
 
 
 def _law(how: ChildSelection, scores_RV: Tensor, histories: Sequence[History]) -> Law:

@@ -190,9 +190,11 @@ class PairReader:
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
-    def chain(self, steps: int, draws: MakesDraws | None, confidence: float = 0.0) -> Chain | None:
+    def chain(
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+    ) -> Chain | None:
         """See `Reader`."""
-        engine = self._engine
+        engine, steps = self._engine, int(depth_B.max())
         if engine is None:
             return None
         tokens_BP, feature_BPS, block = self._pending()
@@ -206,6 +208,7 @@ class PairReader:
             token_of_D=engine.token_of_D,
             draws=None if draws is None else draws(steps),
             confidence=confidence,
+            depth_B=depth_B,
         )
         if engine.token_of_D is not None:
             chosen_BN = engine.token_of_D[chosen_BN]

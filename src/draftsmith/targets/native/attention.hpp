@@ -24,7 +24,7 @@ struct Query {
 struct Keys {
   const void* cache;
   int64_t keys, values;  // where this row and head begin, in numbers
-  int width;
+  int width;  // a multiple of 32
   float scale;
 };
 
@@ -49,8 +49,7 @@ static inline void widen_across(const Keys& from, int64_t base, int count, Colum
   const int each = HALF ? 2 * LANES : LANES;  // numbers in the bits of a lane times their count
   int64_t at[LANES];
   for (int k = 0; k < LANES; ++k) at[k] = base + (int64_t)column(std::min(k, count - 1)) * from.width;
-  int d = 0;
-  for (; d + each <= from.width; d += each) {
+  for (int d = 0; d < from.width; d += each) {
     I rows[LANES];
     for (int k = 0; k < LANES; ++k)
       rows[k] = HALF ? read_bits((const uint16_t*)from.cache + at[k] + d) : read_bits((const float*)from.cache + at[k] + d);
@@ -64,12 +63,6 @@ static inline void widen_across(const Keys& from, int64_t base, int count, Colum
       store(out + LANES, high_half(rows[i]));
     }
   }
-  for (; d < from.width; d += LANES, out += LANES * LANES)  // a width that is odd in sixteenths
-    for (int k = 0; k < LANES; ++k) {
-      float some[LANES];
-      store(some, read_cache<HALF>(from.cache, at[k] + d));
-      for (int i = 0; i < LANES; ++i) out[i * LANES + k] = some[i];
-    }
 }
 
 // Queries that are computed together: as many as there are registers for their sums.
@@ -121,12 +114,14 @@ static F softmax(float* score, int keys) {
       for (int i = keys; i < j + LANES; ++i) score[i] = 0;
     total = total + load(score + j);
   }
-  return all(keys ? 1.0f / sum(total) : 0.0f);  // padding sees nothing
+  return all(1.0f / sum(total));
 }
 
 // Whether what `one` sees of what is staged is the beginning of what `next` sees.
 static inline bool begins(const Query& one, const Query& next) {
-  return one.keys <= next.keys && std::equal(one.staged, one.staged + (one.keys - one.committed), next.staged);
+  if (one.keys > next.keys) return false;
+  return one.staged == next.staged ||  // heads of one token
+         std::equal(one.staged, one.staged + (one.keys - one.committed), next.staged);
 }
 
 // For all blocks of sixteen keys: `use(first query, behind the last, first key, keys)`, before which

@@ -207,7 +207,7 @@ struct Chain {
   const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
   double temperature;                 // of the draws; 1 without any
   double confidence;                  // a row ends behind the token that makes its chain less probable
-  int64_t* count;                     // [rows], tokens that it has then; of the others, `steps`
+  int64_t* count;                     // [rows], in: tokens that are wanted; out: those that it has
   int64_t* chosen;                    // [rows, steps] rows of the head
   float* scores;                      // [steps, rows, padded], what they are drawn by; or null
 };
@@ -222,9 +222,11 @@ struct Batch {
   std::vector<int32_t> place;                     // among those of the call: features, signals
   std::vector<int32_t> seen_from, seen;           // staged columns, ascending, the token's own at the end
   std::vector<int32_t> logit_at, logit_to;        // tokens whose logits are wanted, and where they go
+  static constexpr size_t MOST_SEEN = 1 << 22;    // that are kept for the next call
 
   // False: it has a token that is none of the `known`.
-  bool gather(const Call& c, int64_t known) {
+  bool lay_out(const Call& c, int64_t known) {
+    if (seen.capacity() > MOST_SEEN) std::vector<int32_t>().swap(seen);  // of a long prompt
     for (auto* one : {&position, &row, &slot, &committed, &place, &seen_from, &seen, &logit_at, &logit_to})
       one->clear();
     token.clear();
@@ -320,11 +322,10 @@ static double probability(const float* x, int n, double temperature, int64_t pla
   F sums = zero();
   int i = 0;
   for (; i + LANES <= n; i += LANES) sums = sums + exp((load(x + i) - top) * by);
-  float rest[LANES];
-  store(rest, exp((load(x + i) - top) * by));
   double total = sum(sums);
+  float rest[LANES], own[LANES];
+  if (i < n) store(rest, exp((load(x + i) - top) * by));
   for (int k = 0; i + k < n; ++k) total += rest[k];
-  float own[LANES];
   store(own, exp((all(x[place]) - top) * by));
   return own[0] / total;
 }
@@ -654,7 +655,7 @@ struct Engine {
   bool forward(const Call& call) {
     Crew& crew = Crew::here();
     std::lock_guard<std::mutex> guard(crew.busy);
-    if (!batch.gather(call, model.embedding.rows)) return false;
+    if (!batch.lay_out(call, model.embedding.rows)) return false;
     gather(crew, call.threads);
     state.clear();
     run(call);
@@ -667,7 +668,7 @@ struct Engine {
   bool chain(const Call& call, const Chain& chain) {
     Crew& crew = Crew::here();
     std::lock_guard<std::mutex> guard(crew.busy);
-    if (!batch.gather(call, model.embedding.rows)) return false;
+    if (!batch.lay_out(call, model.embedding.rows)) return false;
     gather(crew, call.threads);
     const std::vector<int32_t> row = batch.logit_to;  // those that are drafted for
     const int rows = (int)row.size(), again = chain.steps - 1, H = model.hidden;
@@ -676,7 +677,8 @@ struct Engine {
     state.resize(model.fusion.fc.data ? (size_t)rows * H : 0);
     std::vector<float> feature(state.size());
     std::vector<double> sure(rows, 1.0);
-    for (int b : row) chain.count[b] = chain.steps;
+    for (int b = 0; b < call.rows; ++b)
+      if (std::find(row.begin(), row.end(), b) == row.end()) chain.count[b] = 0;  // fed nothing
     batch.longest += again;
     for (int step = 0; rows; ++step) {
       batch.logits = chain.uniform ? chain.scores + (size_t)step * call.rows * padded : found.data();

@@ -258,6 +258,7 @@ class Runner:
         token_of_D: Tensor | None = None,
         draws: Draws | None = None,
         confidence: float = 0.0,
+        depth_B: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor | None, np.ndarray]:
         """Feed and commit these tokens, and draft a chain behind the last of each row, all but the
         last of which stay staged in the block's cache.
@@ -269,6 +270,7 @@ class Runner:
             token_of_D: the token that each row of the head stands for; None: its number.
             draws: how tokens are drawn; None: the most probable ones.
             confidence: a row's chain ends behind the token that makes it less probable than this.
+            depth_B: how many tokens each row wants; None: all `steps`.
 
         Returns:
             ([B, S] rows of the head, with draws their logits [B, S, most], [B] tokens of each
@@ -287,7 +289,7 @@ class Runner:
         call, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
         position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
         chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
-        count_B = np.zeros(rows, dtype=np.int64)
+        count_B = np.full(rows, steps) if depth_B is None else np.minimum(depth_B, steps)
         uniform, scores_NBV = None, None
         if draws is not None:
             uniform = np.ascontiguousarray(draws.uniform_BN, dtype=np.float64)
@@ -309,7 +311,7 @@ class Runner:
         if not self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain)):
             raise self._unknown(tokens_BP)
         del held
-        made = int(count_B.max())
+        made = max(int(count_B.max()), 1)
         if scores_NBV is None:
             return chosen_BN[:, :made], None, count_B
         return chosen_BN[:, :made], scores_NBV[:made, :, :most].transpose(0, 1), count_B
