@@ -48,8 +48,10 @@ TEMPERATURES = ((2 / 7, 0.0), (5 / 7, 0.7), (1.0, 1.0))
 """(share of the processes up to here, temperature): of 14, four, six and four."""
 LONGEST = 1500
 """Characters of a turn that the model wrote; longer ones are loops."""
-KEPT = ("target", "data", "device", "processes", "own", "limit")
-KEPT += ("max_new_tokens", "steps", "batch_tokens", "hold_out")
+KEPT = (
+    *("target", "data", "device", "processes", "own", "limit"),
+    *("max_new_tokens", "steps", "batch_tokens", "hold_out"),
+)
 """Options that finished parts depend on: those of an OUT do not change."""
 
 

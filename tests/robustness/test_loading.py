@@ -438,10 +438,14 @@ def test_an_unknown_dtype_names_the_nearest(sound: Folder) -> None:
     assert "did you mean 'bfloat16'?" in message
 
 
-@pytest.mark.parametrize("device", ["nonsense", "cpu:x", "cuda:99", "meta", ""])
+@pytest.mark.parametrize("device", ["nonsense", "cpu:x", "cpu:7", "cuda:99", "meta", ""])
 def test_a_device_that_is_not_there_is_an_input_error(sound: Folder, device: str) -> None:
     message = refusal(InputError, 2, "Device", lambda: load_model(str(sound), device=device))
     assert repr(device) in message
+
+
+def test_a_revision_of_a_local_folder_is_refused(sound: Folder) -> None:
+    refusal(InputError, 2, "leave it out", lambda: load_target(str(sound), revision="main"))
 
 
 # --------------------------------------------------------------------------- numbers

@@ -493,6 +493,11 @@ def load_target(
     name = os.fspath(name)
     title, stored = Path(name).name or name, None
     file = gguf_file(name)
+    if revision is not None and (file is not None or Path(name).expanduser().exists()):
+        raise InputError(
+            f"A revision ({revision!r}) is one of a hub model, and {name!r} is a local one: leave "
+            "it out."
+        )
     if file is not None:
         name, title = os.fspath(unpacked(file)), file.stem
     model = load_model(
@@ -734,6 +739,8 @@ def pick_device(device: str) -> torch.device:
         torch.ones(1, device=place).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"Device {device!r} is not to be had here: {_sentence(error)}") from error
+    if place.type == "cpu" and place.index:
+        raise InputError(f"Device {device!r} is not to be had here: there is one cpu, cpu:0.")
     return place
 
 
