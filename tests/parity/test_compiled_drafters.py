@@ -28,6 +28,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
 from draftsmith.errors import InputError, UnsupportedModel
+from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native.library import compiler
 from draftsmith.targets.toy import tiny_target
@@ -310,6 +311,26 @@ def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
     chain = best_chain(reader, 5)
     assert torch.equal(chain, token_by_token(reader_of(drafter, target, in_engine=True), 5))
     assert len(chain.unique()) > 3, "one token all over shows little"
+
+
+@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens"])
+def test_a_long_prompts_pairs_are_read_in_pieces(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest row by itself first; what follows is bit for bit what one piece gives."""
+    target = compiled()
+    drafter = made(kind, target)
+    whole = reader_of(drafter, target, in_engine=True, lengths=(30, 4, 11))
+    expected = whole.root()
+    monkeypatch.setattr(base, "CHUNK", 5)
+    pieces = reader_of(drafter, target, in_engine=True, lengths=(30, 4, 11))
+    tokens, features, _ = pieces._pending()
+    assert tokens.shape[1] == features.shape[1] == 5
+    assert pieces._state.cache.lengths_B.tolist() == [24, 0, 5]
+    pieces._state.cache.rollback()
+    again = reader_of(drafter, target, in_engine=True, lengths=(30, 4, 11))
+    assert torch.equal(again.root(), expected)
+    assert torch.equal(best_chain(pieces, 4), best_chain(whole, 4))
 
 
 def test_a_row_without_pairs_leaves_the_others_as_they_are() -> None:

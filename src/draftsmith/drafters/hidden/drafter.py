@@ -71,6 +71,7 @@ from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
 from draftsmith.drafters.hidden.network import Network, draft_config, version_of
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import InputError
+from draftsmith.targets import base as targets
 from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import loading
 
@@ -98,14 +99,14 @@ class Features:
             bigger[:, :have] = self._store_BTS
             self._store_BTS = bigger
 
-    def right_aligned(self, start_B: np.ndarray) -> Tensor:
-        """[B, P, S]: each row's features from `start` on, filled up on the left."""
-        counts = self.lengths_B - start_B
-        first, end = int(start_B[0]), int(self.lengths_B[0])
-        if (start_B == first).all() and (self.lengths_B == end).all():
+    def right_aligned(self, start_B: np.ndarray, end_B: np.ndarray) -> Tensor:
+        """[B, P, S]: each row's features from `start` to `end`, filled up on the left."""
+        counts = end_B - start_B
+        first, end = int(start_B[0]), int(end_B[0])
+        if (start_B == first).all() and (end_B == end).all():
             return self._store_BTS[:, first:end]
         width = int(counts.max())
-        index_BP = np.maximum(self.lengths_B[:, None] - width + np.arange(width)[None], 0)
+        index_BP = np.maximum(end_B[:, None] - width + np.arange(width)[None], 0)
         rows = torch.arange(len(counts), device=self._store_BTS.device)[:, None]
         return self._store_BTS[rows, to_device(index_BP, self._store_BTS.device)]
 
@@ -225,18 +226,27 @@ class PairReader:
         return predict[:, -1]
 
     def _pending(self) -> tuple[np.ndarray, Tensor, Block]:
-        """Settled pairs that are not read yet: tokens, features, where they are staged."""
-        state = self._state
-        pairs = state.features.lengths_B
+        """The last settled pairs that are not read yet: tokens, features, where they are staged;
+        what lies before them is read."""
+        cache, pairs = self._state.cache, self._state.features.lengths_B
         # every row reads at least its last pair, because the root's state is not kept
-        state.cache.rewind(np.minimum(state.cache.lengths_B, np.maximum(pairs - 1, 0)))
-        start = state.cache.lengths_B.copy()
+        cache.rewind(np.minimum(cache.lengths_B, np.maximum(pairs - 1, 0)))
+        while (beyond := pairs - cache.lengths_B - targets.CHUNK).max() > 0:
+            piece = cache.lengths_B + np.minimum(np.maximum(beyond, 0), targets.CHUNK)
+            tokens_BP, feature_BPS, block = self._staged(piece)
+            self._read(torch.from_numpy(tokens_BP), feature_BPS, block, keep=1)
+            cache.commit(block.pending_B)
+        return self._staged(pairs)
+
+    def _staged(self, end_B: np.ndarray) -> tuple[np.ndarray, Tensor, Block]:
+        """The pairs of each row from those in the cache up to `end`."""
+        state, start_B = self._state, self._state.cache.lengths_B
         pending = [
-            row[int(first) + 1 : int(count) + 1]
-            for row, first, count in zip(state.known, start, pairs, strict=True)
+            row[first + 1 : end + 1]
+            for row, first, end in zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
         ]
         tokens_BP, block = lay_out(state.cache, pending)
-        return tokens_BP, state.features.right_aligned(start), block
+        return tokens_BP, state.features.right_aligned(start_B, end_B), block
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)
