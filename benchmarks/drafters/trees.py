@@ -74,7 +74,7 @@ class Recorded:
         ]
         self._next = 0
 
-    def chain(self, depth_B: object, draws: object, confidence: float = 0.0) -> None:
+    def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None
 
     def root(self) -> Tensor:

@@ -138,7 +138,7 @@ def token_by_token(reader: Any, steps: int) -> Tensor:
 def best_chain(reader: Any, steps: int) -> Tensor:
     """As one call, of the most probable tokens."""
     rows = len(reader._state.known if isinstance(reader, PairReader) else reader._known)
-    found = reader.chain(np.full(rows, steps), None)
+    found = reader.chain(np.full(rows, steps), None, 0.0)
     assert found is not None and found.logits_BNV is None
     tokens: Tensor = found.tokens_BN
     return tokens

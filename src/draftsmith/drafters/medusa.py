@@ -138,7 +138,7 @@ class _HeadReader:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
 
     def chain(
-        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
         return None
 

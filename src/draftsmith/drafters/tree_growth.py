@@ -37,7 +37,7 @@ class Reader(Protocol):
         ...
 
     def chain(
-        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
         """In place of `root` and `level`: chains of the most probable tokens, or of draws, as deep
         as each row may draft; all but the last of the longest were fed. None: it has no faster way
@@ -104,10 +104,10 @@ class ModelReader:
         self._depth = 0
 
     def chain(
-        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
         """See `Reader`."""
-        engine, steps = engine_of(self._model), int(depth_B.max())
+        engine = engine_of(self._model)
         if engine is None:
             return None
         known = self._vocabularies
@@ -115,12 +115,11 @@ class ModelReader:
         chosen_BN, own_BNV, count_B = engine.chain(
             fed,
             block,
-            steps,
+            depth_B,
             most=known.known,
             limit=self._model.max_length,
-            draws=None if draws is None else draws(steps),
+            draws=None if draws is None else draws(int(depth_B.max())),
             confidence=confidence,
-            depth_B=depth_B,
         )
         logits_BNV = None
         if own_BNV is not None:

@@ -738,9 +738,9 @@ def pick_device(device: str) -> torch.device:
         place = torch.device(device)
         torch.ones(1, device=place).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"Device {device!r} is not to be had here: {_sentence(error)}") from error
+        raise InputError(f"Device {device!r} cannot be used here: {_sentence(error)}") from error
     if place.type == "cpu" and place.index:
-        raise InputError(f"Device {device!r} is not to be had here: there is one cpu, cpu:0.")
+        raise InputError(f"Device {device!r} does not exist: the CPU is one device, cpu.")
     return place
 
 

@@ -192,24 +192,23 @@ class PairReader:
         self._depth = 0
 
     def chain(
-        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float = 0.0
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
         """See `Reader`."""
-        engine, steps = self._engine, int(depth_B.max())
+        engine = self._engine
         if engine is None:
             return None
         tokens_BP, feature_BPS, block = self._pending()
         chosen_BN, own_BNV, count_B = engine.chain(
             tokens_BP,
             block,
-            steps,
+            depth_B,
             most=engine.model.head.rows,
             limit=self._target.max_length,
             feature_BPH=feature_BPS,
             token_of_D=engine.token_of_D,
-            draws=None if draws is None else draws(steps),
+            draws=None if draws is None else draws(int(depth_B.max())),
             confidence=confidence,
-            depth_B=depth_B,
         )
         if engine.token_of_D is not None:
             chosen_BN = engine.token_of_D[chosen_BN]

@@ -250,7 +250,7 @@ class Runner:
         self,
         tokens_BP: Tensor | np.ndarray,
         block: Block,
-        steps: int,
+        depth_B: np.ndarray,
         *,
         most: int,
         limit: int | None = None,
@@ -258,25 +258,25 @@ class Runner:
         token_of_D: Tensor | None = None,
         draws: Draws | None = None,
         confidence: float = 0.0,
-        depth_B: np.ndarray | None = None,
     ) -> tuple[Tensor, Tensor | None, np.ndarray]:
         """Feed and commit these tokens, and draft a chain behind the last of each row, all but the
         last of which stay staged in the block's cache.
 
         Args:
+            depth_B: how many tokens each row wants, at most.
             most: rows of the head that count.
             limit: the length of the context; positions beyond it stand still at its end.
             feature_BPH: see `forward`; later tokens are read with the network's own states.
             token_of_D: the token that each row of the head stands for; None: its number.
             draws: how tokens are drawn; None: the most probable ones.
             confidence: a row's chain ends behind the token that makes it less probable than this.
-            depth_B: how many tokens each row wants; None: all `steps`.
 
         Returns:
             ([B, S] rows of the head, with draws their logits [B, S, most], [B] tokens of each
             chain), S the longest of them; zeros for a row that is fed nothing.
         """
-        cache, rows, again = block.cache, len(tokens_BP), steps - 1
+        cache, rows, steps = block.cache, len(tokens_BP), int(depth_B.max())
+        again = steps - 1
         counts_B = block.pending_B
         cache.commit(counts_B)
         staged = block
@@ -289,7 +289,7 @@ class Runner:
         call, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
         position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
         chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
-        count_B = np.full(rows, steps) if depth_B is None else np.minimum(depth_B, steps)
+        count_B = np.array(depth_B, dtype=np.int64)  # a copy, which the extension writes
         uniform, scores_NBV = None, None
         if draws is not None:
             uniform = np.ascontiguousarray(draws.uniform_BN, dtype=np.float64)
