@@ -142,6 +142,8 @@ def test_what_was_decoded_remembers_nothing_that_it_replaced(served: Served, tal
         talk.hear("pong")
         for rev in range(20):
             talk.source(1, rev, "the cat sat" + " on" * rev)
+        talk.say("ping")  # all of them have arrived
+        talk.hear("pong")
     while talk.hear("update")["seg"] != 1:
         pass
     session = served.manager.find(name_of(served))
