@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.bench.loops import StepCounts, count_outside, in_loops
+from draftsmith.core.config import LOSSY_RULES
 from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import DraftCounts
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DecodeStep, TreeShape
 from draftsmith.data.prompts import Prompt
@@ -103,6 +105,9 @@ class Decoded:
     """How many of `tokens` lie in repetition loops."""
     outside: tuple[StepCounts, ...] = ()
     """The steps that begin outside of loops."""
+    by_depth: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Per prompt and depth: (steps that offered drafts so deep, all before them accepted; of these,
+    how many accepted one there)."""
 
     @property
     def tau(self) -> float:
@@ -130,7 +135,7 @@ class Decoded:
 
     def of(self, prompts: slice) -> Decoded:
         """The same over these prompts only."""
-        lists = ("tokens", "steps", "accepted", "offered", "loop_tokens", "outside")
+        lists = ("tokens", "steps", "accepted", "offered", "loop_tokens", "outside", "by_depth")
         return replace(self, **{name: getattr(self, name)[prompts] for name in lists})
 
     @property
@@ -154,6 +159,7 @@ class Decoded:
                 for name in ("tokens", "steps", "accepted", "offered", "loop_tokens")
             },
             outside=tuple(StepCounts(**one) for one in found.get("outside", ())),
+            by_depth=tuple(tuple(map(tuple, one)) for one in found.get("by_depth", ())),
         )
 
 
@@ -269,6 +275,7 @@ def count(
     prompts: Sequence[Sequence[int]],
     shape: TreeShape,
     temperature: float,
+    rule: str = "auto",
 ) -> Decoded:
     """Decode all prompts and count tokens and steps, in and outside of repetition loops."""
     options = DecodeOptions(
@@ -276,14 +283,16 @@ def count(
         max_new_tokens=exam.max_new_tokens,
         shape=shape,
         seed=exam.seed,
+        rule=rule,
+        allow_lossy=rule in LOSSY_RULES,
     )
-    rows_of: dict[int, tuple[int, int, int, int, int, StepCounts]] = {}
+    rows_of: dict[int, _Counts] = {}
     for rows in batches(prompts, exam.batch_size):
         chosen = [prompts[row] for row in rows]
         steps = list(decode(target, drafter, chosen, options, request_ids=rows))
         rows_of |= {row: _counted(steps, b) for b, row in enumerate(rows)}
     columns = zip(*(rows_of[row] for row in range(len(prompts))), strict=True)
-    tokens, taken, accepted, offered, looped, outside = columns
+    tokens, taken, accepted, offered, looped, outside, by_depth = columns
     return Decoded(
         shape=shape,
         temperature=temperature,
@@ -293,14 +302,21 @@ def count(
         offered=offered,
         loop_tokens=looped,
         outside=outside,
+        by_depth=by_depth,
     )
 
 
-def _counted(steps: Sequence[DecodeStep], b: int) -> tuple[int, int, int, int, int, StepCounts]:
+_Counts = tuple[int, int, int, int, int, StepCounts, tuple[tuple[int, int], ...]]
+
+
+def _counted(steps: Sequence[DecodeStep], b: int) -> _Counts:
     """Tokens, steps, accepted, offered and tokens in loops of row b behind the prompt's own step,
-    and its steps outside of loops."""
+    its steps outside of loops, and what became of drafts by depth."""
     looped = in_loops([token for step in steps for token in step.emitted[b]])
     later = [step for step in steps[1:] if step.active[b]]
+    counts = DraftCounts()
+    for step in later:
+        counts.add_step(step, b)
     return (
         sum(len(step.emitted[b]) for step in later),
         len(later),
@@ -308,6 +324,7 @@ def _counted(steps: Sequence[DecodeStep], b: int) -> tuple[int, int, int, int, i
         sum(step.offered_depth[b] for step in later),
         int(looped[len(steps[0].emitted[b]) :].sum()),
         count_outside(steps, b, looped),
+        tuple(counts.by_position),
     )
 
 

