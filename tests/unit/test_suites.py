@@ -280,6 +280,9 @@ def test_ids_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
     assert found == ["a", "b", "a#2", "a#2#2", "a#3", "5", "7", "5#2"]
 
 
+_FOREVER = "{% for i in range(50000) %}{% for j in range(50000) %}"
+
+
 @pytest.mark.parametrize(
     ("template", "said"),
     [
@@ -287,6 +290,9 @@ def test_ids_that_occur_twice_are_told_apart(tmp_path: Path) -> None:
         ("{{ messages[0].content / 0 }}", "unsupported operand"),
         ("{{ raise_exception('no system turns') }}", "no system turns"),
         ("{{ 'x' * 2000000 }}", "makes 2,000,000 characters of a chat of"),
+        (f"{_FOREVER}x{{% endfor %}}{{% endfor %}}", "computes for more than 1 s"),
+        (f"{_FOREVER}{{% endfor %}}{{% endfor %}}", "computes for more than 1 s"),
+        ("{{ lipsum(n=90000) }}", "computes for more than 1 s"),
     ],
 )
 def test_a_chat_template_that_fails_is_named_by_its_file(

@@ -22,12 +22,16 @@ follow in `turns`, and its answers are what each is expected to get.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from draftsmith.config import check_whole, require
@@ -124,7 +128,9 @@ class Prompt:
 
 
 _TEMPLATE_ADDS = 1 << 20
-"""Characters that a chat template may add to a chat, beside some for each of its own."""
+"""Characters that a chat template may add to a chat, beside some for each of its own, ..."""
+_TEMPLATE_SECONDS = 1.0
+"""... and how long it may compute, beside as long for each million characters of the chat."""
 
 
 def has_chat_template(tokenizer: Any) -> bool:
@@ -142,25 +148,45 @@ def render_chat(
         InputError: the template is broken, or refuses this chat; its file is named.
     """
     turns = [{"role": message.role, "content": message.content} for message in chat]
+    said = sum(len(message.content) for message in chat)
     try:
-        text = str(
-            tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **(variables or {})
+        with _computing_at_most(_TEMPLATE_SECONDS * (1 + said / 1e6)):
+            text = str(
+                tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=True, **(variables or {})
+                )
             )
-        )
     except Exception as error:  # a template is a program, and fails as it likes
         line = f", line {error.lineno}" if hasattr(error, "lineno") else ""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"{_template_file(tokenizer)}{line}: the chat template cannot write this chat: {reason}"
         ) from error
-    said = sum(len(message.content) for message in chat)
     require(
         len(text) <= _TEMPLATE_ADDS + 8 * said,
         f"{_template_file(tokenizer)}: the chat template makes {len(text):,} characters of a chat "
         f"of {said:,}",
     )
     return text
+
+
+@contextlib.contextmanager
+def _computing_at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the template that computes for longer: its loops may have no end, and
+    nothing but a tracer (which debuggers use, too) gets a word in between."""
+    end = time.thread_time() + seconds
+
+    def check(frame: FrameType, *_: object) -> Callable[..., Any] | None:
+        if time.thread_time() > end:
+            raise TimeoutError(f"it computes for more than {seconds:.0f} s")
+        return check if frame.f_code.co_filename == "<template>" else None
+
+    before = sys.gettrace()
+    sys.settrace(check)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _template_file(tokenizer: Any) -> str:
