@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from tests.feed_cases import WRITERS, as_lines
 
+from draftsmith.commands.live.replay import read_stream
 from draftsmith.data.jsonl import read_records
 from draftsmith.errors import InputError
 from draftsmith.live.feeds import FEEDS, open_feed
@@ -104,6 +106,16 @@ def test_a_file_that_is_not_utf_8_is_named_by_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"seg": 0, "rev": 0, "text": "to"}\n{"seg": 0, "rev": 1, "text": "\xff"}\n')
     with pytest.raises(InputError, match=r"stream\.jsonl, line 2"):
         list(read_records(path, Hypothesis))
+
+
+def test_a_stream_that_is_broken_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "stream.jsonl"
+    second = {"seg": 0, "rev": 0, "text": "to be"}
+    for line in ("{", json.dumps({**second, "rev": -1}), json.dumps(second)):
+        path.write_text(f'{{"seg": 0, "rev": 0, "text": "to"}}\n{line}\n')
+        with pytest.raises(InputError) as caught:
+            read_stream(path, None)
+        assert str(caught.value).count(str(path)) == 1
 
 
 @pytest.mark.parametrize("key", ["output", "stable", "erased"])

@@ -141,7 +141,7 @@ def read_stream(path: Path, limit: int | None) -> list[list[Hypothesis]]:
     Raises:
         InputError: the stream cannot be read, is empty, or is not in order.
     """
-    hypotheses = read_records(path, Hypothesis)
+    hypotheses = list(read_records(path, Hypothesis))  # its errors name the file already
     with naming(path):
         parts = segments(hypotheses, repeats=False)
     require(bool(parts), f"{path} holds no updates")
