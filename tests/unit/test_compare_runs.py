@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,18 @@ def distilled(folder: Path, **results: Any) -> Path:
 
 def decoded(drafter: str, prompt: int, language: str, *, temperature: float = 0.0) -> RunRecord:
     plain = drafter == BASELINE
+    steps = 40 if plain else 16 if language == "ko" else 20
     return a_record(
         drafter,
         prompt,
         language=language,
         temperature=temperature,
         tokens=40,
-        steps=40 if plain else 20 - 4 * (language == "ko"),
-        decode_steps=39 if plain else 19,
-        accepted=0 if plain else 20,
-        offered=0 if plain else 50,
-        proposed=0 if plain else 50,
+        steps=steps,
+        decode_steps=steps - 1,
+        accepted=40 - steps,
+        offered=(40 - steps) * 5 // 2,
+        proposed=(40 - steps) * 5 // 2,
         seconds=2.0 if plain else 1.0,
     )
 
@@ -113,7 +115,7 @@ def test_a_bench_is_read_from_its_records_by_language(tmp_path: Path) -> None:
     runs = read_runs([benched(tmp_path / "bench", "prompt_lookup", "independent:models/x/draft")])
     assert {run.label for run in runs} == {"prompt_lookup", "independent:draft"}
     by = {(run.label, run.language): run for run in runs}
-    assert by["prompt_lookup", None].tau == pytest.approx(78 / 38)
+    assert by["prompt_lookup", None].tau == pytest.approx(78 / 34)
     assert by["prompt_lookup", None].tau_with_prefill == pytest.approx(80 / 36)
     assert by["prompt_lookup", "fr"].tau == 39 / 19
     assert by["prompt_lookup", "ko"].tau_with_prefill == 2.5
@@ -154,13 +156,13 @@ def test_a_measured_drafter_takes_over_the_setting_of_its_distil_run(
     whole = {run.label: run for run in runs if run.language is None}
     assert set(whole) == {"a", "b", "c", "prompt_lookup"}
     assert (whole["a"].objective, whole["a"].beams, whole["a"].seed) == ("rkl", 8, 7)
-    assert whole["a"].tau == pytest.approx(78 / 38)
+    assert whole["a"].tau == pytest.approx(78 / 34)
     assert (whole["a"].alpha, whole["a"].tau_predicted) == (0.7, 3.0)
     assert whole["b"].alpha is None  # expected at another temperature than decoded
     assert (whole["c"].tau, whole["c"].alpha) == (None, 0.7)
     assert whole["prompt_lookup"].objective is None
     korean = next(run for run in runs if run.label == "a" and run.language == "ko")
-    assert (korean.objective, korean.tau, korean.alpha) == ("rkl", 39 / 19, None)
+    assert (korean.objective, korean.tau, korean.alpha) == ("rkl", 39 / 15, None)
 
 
 def test_what_a_bench_expected_stands_alone_beside_what_training_did(
@@ -218,7 +220,7 @@ def test_a_drafter_of_a_like_name_elsewhere_is_not_taken_for_the_distilled_one(
     whole = {run.label: run for run in read_runs([a, bench]) if run.language is None}
     assert whole["independent:base/draft"].objective is None
     # outside of the bench's folder only the name is kept
-    assert (whole["draft"].objective, whole["draft"].tau) == ("rkl", pytest.approx(78 / 38))
+    assert (whole["draft"].objective, whole["draft"].tau) == ("rkl", pytest.approx(78 / 34))
 
 
 def test_labels_are_as_short_as_they_can_be(tmp_path: Path) -> None:
@@ -246,6 +248,43 @@ def test_wrong_values_are_refused_with_the_file(
     with pytest.raises(InputError, match=said) as caught:
         read_runs([distilled(tmp_path / "odd", **wrong)])
     assert "odd" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seconds": -1.0}, "seconds must be 0 or more, got -1.0"),
+        ({"turn": -1}, "turn must be 0 or more"),
+        ({"decode_seconds": 1e9}, "prefill_seconds and decode_seconds make"),
+        ({"phases": {"draft": 9, "target": 1, "verify": 0, "other": 0}}, "phases add up to 10"),
+        ({"phases": {"draft": -1, "target": 2, "verify": 0, "other": 0}}, "phases.draft must be"),
+        ({"costs": {"baseline": -1, "draft": 0, "target": 0}}, "costs.baseline must be"),
+        ({"tokens": 60}, "tokens is 60, but 20 steps accepted 20"),
+        ({"decode_tokens": 41}, "decode_tokens is 41, above tokens"),
+        ({"decode_steps": 20}, "decode_steps is 20, but steps 20"),
+        ({"loop_tokens": 41}, "loop_tokens is 41, above tokens"),
+        ({"accepted": 51, "steps": 1}, "accepted is 51, above tokens"),
+        ({"offered": 19}, "accepted is 20, above offered"),
+        ({"proposed": 49}, "offered is 50, above proposed"),
+        ({"by_position": [[20, 19]]}, "by_position adds up to other"),
+        ({"by_position": [[19, 20]]}, "20 of 19 accepted at depth 0"),
+        ({"by_origin": {"0": 21}}, "by_origin adds up to 21"),
+        ({"by_origin": {"0": 21, "1": -1}}, "by_origin.1 must be"),
+        ({"outside_loops": {"steps": 1, "tokens": 2, "accepted": 3, "offered": 4}}, "outside_loop"),
+        ({"divergence": {"at": 41, "gap": 0, "bound": 0}}, "divergence.at is 41"),
+        ({"identical": False}, "identical is False, which divergence contradicts"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_named_by_line_and_field(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    bench = benched(tmp_path / "bench", "prompt_lookup")
+    path = bench / "records.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | changed)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=rf"records\.jsonl, line 3: .*{said}"):
+        read_runs([bench])
 
 
 def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ A metric that has no meaning for a drafter is None.
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -176,13 +177,10 @@ def read(path: Path) -> tuple[RunRecord, ...]:
     """Read the records of a file.
 
     Raises:
-        InputError: no such file, or a line that is no record; it is named. Or records of several
-            runs, or beside them what another run wrote about its own.
+        InputError: no such file, or a line that is no record or contradicts itself; it is named. Or
+            records of several runs, or beside them what another run wrote about its own.
     """
-    found = tuple(
-        from_dict(RunRecord, parse_json(line, where), where=where)
-        for where, line in read_lines(path)
-    )
+    found = tuple(_read_line(where, line) for where, line in read_lines(path))
     runs = Counter(record.run for record in found)
     told = [f"{count} records of run {run or 'unknown'}" for run, count in runs.items()]
     for name, key in (("run.json", "id"), ("summary.json", "run")):
@@ -195,6 +193,82 @@ def read(path: Path) -> tuple[RunRecord, ...]:
             "compared; give each a folder of its own, or measure again"
         )
     return found
+
+
+def _read_line(where: str, line: str) -> RunRecord:
+    record = from_dict(RunRecord, parse_json(line, where), where=where)
+    fault = next(_faults(record), None)
+    if fault is not None:
+        raise InputError(f"{where}: {fault}; it was changed or damaged, so measure again")
+    return record
+
+
+_NEVER_BELOW_ZERO = (
+    *("turn", "temperature", "repeat", "seed", "place", "group", "prompt_tokens", "tokens"),
+    *("decode_tokens", "steps", "decode_steps", "loop_tokens", "accepted", "offered", "proposed"),
+    *("seconds", "prefill_seconds", "decode_seconds"),
+)
+_NEVER_ABOVE = (
+    *(("decode_tokens", "tokens"), ("loop_tokens", "tokens"), ("accepted", "tokens")),
+    *(("accepted", "offered"), ("offered", "proposed")),
+)
+_PARTS = ("phases", "costs", "divergence", "floor", "outside_loops")
+_ROUNDING = 1e-6
+"""Seconds that add up may differ by this share of them, ..."""
+_CLOCK = 0.01
+"""... and parts that were measured apart by this one."""
+
+
+def _faults(record: RunRecord) -> Iterator[str]:
+    """Yield what cannot be true of one text, the field first."""
+    given = {name: getattr(record, name) for name in _NEVER_BELOW_ZERO}
+    for part in filter(lambda name: getattr(record, name) is not None, _PARTS):
+        given |= {f"{part}.{k}": v for k, v in asdict(getattr(record, part)).items()}
+    given |= {f"by_origin.{k}": v for k, v in (record.by_origin or {}).items()}
+    for name, value in given.items():
+        if value is not None and not 0 <= value < math.inf:
+            yield f"{name} must be 0 or more, got {value}"
+    for name, most in _NEVER_ABOVE:
+        value, limit = getattr(record, name), getattr(record, most)
+        if value is not None and limit is not None and value > limit:
+            yield f"{name} is {value}, above {most} ({limit})"
+    yield from _faults_of_counts(record)
+    seconds = record.prefill_seconds + record.decode_seconds
+    if abs(seconds - record.seconds) > _ROUNDING * record.seconds:
+        yield (
+            f"seconds is {record.seconds}, but prefill_seconds and decode_seconds make {seconds}"
+        )
+    if record.phases is not None:
+        busy = sum(asdict(record.phases).values())
+        if abs(busy - record.decode_seconds) > _CLOCK * record.decode_seconds:
+            yield f"phases add up to {busy}, but decode_seconds is {record.decode_seconds}"
+    outside, most = record.outside_loops, record.decode_tokens
+    if outside is not None and not outside.accepted <= outside.tokens <= most:
+        yield f"outside_loops.tokens is {outside.tokens}, not between its accepted and {most}"
+    if record.divergence is not None and record.divergence.at > record.tokens:
+        yield f"divergence.at is {record.divergence.at}, above tokens ({record.tokens})"
+    if record.identical is not None and record.identical != (record.divergence is None):
+        yield f"identical is {record.identical}, which divergence contradicts"
+
+
+def _faults_of_counts(record: RunRecord) -> Iterator[str]:
+    """A step emits what it accepts and one token of the target, which the last one may lack."""
+    steps, accepted = record.steps, record.accepted
+    if steps is None or accepted is None:
+        return
+    if not accepted + steps - 1 <= record.tokens <= accepted + steps:
+        yield f"tokens is {record.tokens}, but {steps} steps accepted {accepted}"
+    if record.decode_steps is not None and record.decode_steps != steps - 1:
+        yield f"decode_steps is {record.decode_steps}, but steps {steps}, one for the prompt"
+    if record.by_origin is not None and sum(record.by_origin.values()) != accepted:
+        yield f"by_origin adds up to {sum(record.by_origin.values())}, but accepted is {accepted}"
+    if record.by_position and sum(took for _, took in record.by_position) != accepted:
+        yield f"by_position adds up to other accepted tokens than accepted ({accepted})"
+    most = steps
+    for depth, (tried, took) in enumerate(record.by_position):
+        if not 0 <= took <= tried <= most:
+            yield f"by_position has {took} of {tried} accepted at depth {depth}, of {most} steps"
+        most = took
 
 
 # --------------------------------------------------------------------------- metrics
