@@ -19,7 +19,7 @@ from websockets.frames import Frame, Opcode
 
 from draftsmith.serve.app import AccessPolicy, Connection
 from draftsmith.serve.protocol import MOST, Outbox, Refused, parse
-from draftsmith.serve.sessions import network
+from draftsmith.serve.sessions import SessionManager, network
 from tests.serve.serving import (
     WAIT,
     Client,
@@ -236,24 +236,38 @@ def test_a_text_that_is_not_utf_8_costs_its_connection_and_one_line(
 # --------------------------------------------------------------------------- how many
 
 
+async def _opened(manager: SessionManager, *addresses: str) -> list[str]:
+    """What each gets that asks for a session: its address, or the code of a refusal."""
+    found = []
+    for address in addresses:
+        try:
+            found.append(manager.open({}, address).address)
+        except Refused as refused:
+            found.append(refused.code)
+    return found
+
+
 def test_one_address_takes_no_more_than_its_share() -> None:
     with Served(per_address=2) as served, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(served)) for _ in range(3)]
-        assert [one.start()["type"] for one in clients] == ["ready", "ready", "error"]
+        first, second, third = (one.start() for one in clients)
+        assert (first["type"], first["limits"]["per_address"]) == ("ready", 2)
+        assert second["type"] == "ready"
+        assert third["message"].startswith("2 sessions of one address are open already")
+
+
+@pytest.mark.parametrize(("sessions", "own"), [(32, 16), (7, 4), (2, 1), (1, 1)])
+def test_one_address_has_half_of_the_sessions(sessions: int, own: int) -> None:
+    """However few there are: nobody keeps all others out."""
+    manager = a_manager(sessions=sessions)
+    found = asyncio.run(_opened(manager, *["192.0.2.1"] * sessions, "192.0.2.2"))
+    assert found.count("192.0.2.1") == own
+    assert found[-1] == ("192.0.2.2" if sessions > 1 else "busy")
 
 
 def test_what_one_address_may_not_have_others_may() -> None:
-    async def opened(*addresses: str) -> list[str]:
-        manager = a_manager(per_address=2, sessions=3)
-        found = []
-        for address in addresses:
-            try:
-                found.append(manager.open({}, address).address)
-            except Refused as refused:
-                found.append(refused.code)
-        return found
-
-    found = asyncio.run(opened("192.0.2.1", "192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"))
+    addresses = "192.0.2.1", "192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"
+    found = asyncio.run(_opened(a_manager(per_address=2, sessions=3), *addresses))
     assert found == ["192.0.2.1", "192.0.2.1", "busy", "192.0.2.2", "busy"]
 
 
@@ -262,7 +276,7 @@ def test_an_address_is_a_machine() -> None:
     assert network("::ffff:192.0.2.1") == network("192.0.2.1") != network("192.0.2.2")
 
 
-@pytest.mark.parametrize("limits", [{"sessions": 3}, {"per_address": 3}])
+@pytest.mark.parametrize("limits", [{"sessions": 3, "per_address": 3}, {"per_address": 3}])
 def test_sessions_that_were_left_make_room(
     monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
@@ -290,7 +304,9 @@ def test_connections_are_counted() -> None:
         address = ("127.0.0.1", served.port)
         waiting = [stack.enter_context(socket.create_connection(address)) for _ in range(most)]
         with socket.create_connection(address, timeout=WAIT) as one:
-            assert one.recv(100).startswith(b"HTTP/1.1 503 ")
+            told = one.makefile("rb").read()
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert told.endswith(b"at most 128 connections may be open, 4 of one address\n")
         with socket.create_connection(address, WAIT, ("127.0.0.2", 0)) as other:
             other.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert other.recv(100).startswith(b"HTTP/1.1 200 ")

@@ -242,9 +242,9 @@ def _faults(record: RunRecord) -> Iterator[str]:
         busy = sum(asdict(record.phases).values())
         if abs(busy - record.decode_seconds) > _CLOCK * record.decode_seconds:
             yield f"phases add up to {busy}, but decode_seconds is {record.decode_seconds}"
-    outside, most = record.outside_loops, record.decode_tokens
-    if outside is not None and not outside.accepted <= outside.tokens <= most:
-        yield f"outside_loops.tokens is {outside.tokens}, not between its accepted and {most}"
+    outside, decoded = record.outside_loops, record.decode_tokens
+    if outside is not None and not outside.accepted <= outside.tokens <= decoded:
+        yield f"outside_loops.tokens is {outside.tokens}, not between its accepted and {decoded}"
     if record.divergence is not None and record.divergence.at > record.tokens:
         yield f"divergence.at is {record.divergence.at}, above tokens ({record.tokens})"
     if record.identical is not None and record.identical != (record.divergence is None):

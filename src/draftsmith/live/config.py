@@ -149,11 +149,16 @@ class SessionLimits(Configuration):
 
     sessions: int = 32
     """Sessions at a time; connections: four times as many."""
-    per_address: int = 16
-    """Likewise from one address (of IPv6: one network of 64 bits)."""
+    per_address: int | None = None
+    """Likewise from one address (of IPv6: one network of 64 bits); left out: half of --sessions."""
     keep_seconds: float = 60.0
     """How long a session waits for its client to come back; where others want its place, two
     seconds."""
+
+    @property
+    def most_of_one(self) -> int:
+        """Sessions of one address at a time."""
+        return (self.sessions + 1) // 2 if self.per_address is None else self.per_address
 
     @property
     def connections(self) -> int:
@@ -163,7 +168,7 @@ class SessionLimits(Configuration):
     @property
     def per_address_connections(self) -> int:
         """Connections of one address at a time."""
-        return 4 * self.per_address
+        return 4 * self.most_of_one
 
     def validate(self) -> None:
         each_at_least(1, self, "sessions", "per_address")

@@ -70,7 +70,10 @@ PING_SECONDS = 5
 """How often the server asks whether a client is still there; twice as long without an answer, it
 is not."""
 _POLL_SECONDS = 0.02
-_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_BUSY = (
+    "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    "Content-Length: {}\r\n\r\n{}"
+)
 _PIECE = 4096
 """Bytes of a connection that are taken in before the application has seen their messages."""
 _MOST_PARTS = 400
@@ -397,7 +400,11 @@ class Connection:
                 "v": VERSION,
                 "session": live.name,
                 "model": self.model,
-                "limits": {"frame_bytes": MOST_BYTES, "sessions": self.manager.limits.sessions},
+                "limits": {
+                    "frame_bytes": MOST_BYTES,
+                    "sessions": self.manager.limits.sessions,
+                    "per_address": self.manager.limits.most_of_one,
+                },
                 "settings": asdict(live.wanted),
             }
         )
@@ -416,6 +423,10 @@ class Connection:
 def _bounded(manager: SessionManager) -> type[H11Protocol]:
     """Make uvicorn's protocol for a bounded number of connections, which send a request in time."""
     limits = manager.limits
+    said = (
+        f"at most {limits.connections} connections may be open, {limits.per_address_connections} "
+        "of one address\n"
+    )
 
     class Bounded(H11Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -426,7 +437,7 @@ def _bounded(manager: SessionManager) -> type[H11Protocol]:
             here = addresses.count(network(self.client[0])) if self.client else 0
             if len(self.connections) > limits.connections or here > limits.per_address_connections:
                 manager.metrics.errors.labels("connections").inc()
-                transport.write(_BUSY)
+                transport.write(_BUSY.format(len(said), said).encode())
                 transport.close()
             else:
                 self.loop.call_later(ARRIVAL_SECONDS, self._expire, self.scope)

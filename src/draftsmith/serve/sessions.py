@@ -465,7 +465,7 @@ class SessionManager:
         settings = self.merged(self._settings, wanted)
         here = network(address)
         own = [one for one in self.sessions.values() if one.address == here]
-        self._make_room(own, self.limits.per_address)
+        self._make_room(own, self.limits.most_of_one, " of one address")
         self._make_room([*self.sessions.values()], self.limits.sessions)
         name = secrets.token_urlsafe(16)
         loop = asyncio.get_running_loop()
@@ -479,7 +479,7 @@ class SessionManager:
         self.sessions[name] = session
         return session
 
-    def _make_room(self, sessions: Sequence[LiveSession], most: int) -> None:
+    def _make_room(self, sessions: Sequence[LiveSession], most: int, whose: str = "") -> None:
         """End the session that was left first if there are too many.
 
         Raises:
@@ -490,7 +490,8 @@ class SessionManager:
         before = time.monotonic() - RELEASE_SECONDS
         left = [one for one in sessions if one.is_left and one.left <= before]
         if not left:
-            raise Refused("busy", f"{len(sessions)} sessions are open already", fatal=True)
+            sentence = f"{len(sessions)} sessions{whose} are open already, and no more may be"
+            raise Refused("busy", sentence, fatal=True)
         first = min(left, key=lambda one: one.left)
         self._deliver(first.name, first.bye())
 
