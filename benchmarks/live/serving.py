@@ -110,6 +110,8 @@ def main() -> None:
     sentences = [line for line in SENTENCES.read_text(encoding="utf-8").splitlines() if line]
     command = [sys.executable, "-m", "draftsmith", "live", "serve", "--port", "0"]
     command += ["--target", given.model, "--dtype", "float32", "--resync", str(given.resync)]
+    many = str(given.sessions)
+    command += ["--sessions", many, "--per-address", many]  # all of them are of one address
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
