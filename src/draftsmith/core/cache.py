@@ -189,6 +189,10 @@ class KVCache:
         (store,) = self._stores
         return store
 
+    def places(self) -> tuple[tuple[int, torch.Size], ...]:
+        """Where its numbers lie, and in what shapes: other caches may lie there later."""
+        return tuple((store.data_ptr(), store.shape) for store in self._stores)
+
     # ------------------------------------------------------------------ writing
 
     def stage(

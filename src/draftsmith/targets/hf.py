@@ -35,6 +35,7 @@ from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
+from draftsmith.targets.graphs import CudaCapture, Graphs
 from draftsmith.targets.native.engine import FORMATS, Engine, Stored, too_large, why_not
 from draftsmith.targets.native.library import NotBuilt
 from draftsmith.targets.support import (
@@ -245,6 +246,7 @@ class HFTarget:
         self._engine = self._compiled(weights, compile, stored, title)
         if self._engine is not None:
             self._spec = self._engine.spec
+        self._graphs = self._as_graphs() if compile else None
         self._packed = PackedLinears(None if self._engine else model)
         self._logits = causal_head(model)
         self._use_attention(attention.NAME)
@@ -284,6 +286,12 @@ class HFTarget:
             _log.warning("%s is not compiled, transformers runs it: %s", title, self.not_compiled)
         return None
 
+    def _as_graphs(self) -> Graphs | None:
+        """On a GPU, unless the model takes its block from around the forward."""
+        if self.device.type != "cuda" or self._ambient or self.attn_implementation == "eager":
+            return None
+        return Graphs(self._forward, self._windows, self.dtype, CudaCapture())
+
     @property
     def quantised(self) -> bool:
         """Its forwards use weights of 4 or 8 bits."""
@@ -314,7 +322,8 @@ class HFTarget:
     def engine(self) -> str:
         """What runs its forwards: `transformers`, or the compiled engine with which weights."""
         if self._engine is None:
-            return "transformers"
+            graphs = self._graphs is not None and self._graphs.why_not is None
+            return "transformers, CUDA graphs" if graphs else "transformers"
         return f"compiled ({self._engine.instructions}, {self._engine.form} weights)"
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
@@ -341,6 +350,15 @@ class HFTarget:
             if out.signals_BTS is not None:
                 out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
             return out
+        tokens_BT = to_device(tokens_BT, self.device)
+        if self._graphs is not None:
+            return self._graphs.forward(tokens_BT, block, keep, signals)
+        return self._forward(tokens_BT, block, keep, signals)
+
+    def _forward(
+        self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
+    ) -> TargetOutput:
+        """By transformers' own code."""
         block.eager = self.attn_implementation == "eager"
         trims = self._keeps and not (self._drops and signals != Signals())
         options: dict[str, Any] = {"logits_to_keep": keep} if trims else {}
@@ -349,7 +367,7 @@ class HFTarget:
                 stack.enter_context(attention.ambient(block, self._windows))
             captured = stack.enter_context(self.capture(signals))
             out = self.model(
-                input_ids=to_device(tokens_BT, self.device),
+                input_ids=tokens_BT,
                 position_ids=block.positions(self.device),
                 use_cache=False,
                 draftsmith_block=block,
