@@ -118,6 +118,7 @@ class Table:
             target=options.target,
             device=options.device,
             dtype="auto" if options.device == "cpu" else "float32",
+            compile=options.device == "cpu",  # rows end one by one: few forwards are alike
         )
         target = open_target(config, quiet=True)
         assert isinstance(target, HFTarget)

@@ -21,8 +21,9 @@ Three rounds; the processes of one run at once, and the next begins when all hav
     OUT/logs                                        what each process printed
     OUT/table.md, results.json                      figures on the held-out prompts of the stores
 
-The same command again does what is missing. Several processes share one GPU better where NVIDIA's
-MPS runs. Memory there is about 10 GB for a collection with --batch-size 512.
+The same command again does what is missing. With --stores OUT of another run, drafters learn from
+what it collected; KIND:FOLDER in --kinds goes on from a drafter. Several processes share one GPU
+better where NVIDIA's MPS runs. Memory there is about 10 GB for a collection with --batch-size 512.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "griffin": FORWARDS,
     "eagle": WEIGHTS,
     "fspad": WEIGHTS,
-    "eagle3": ("--laws", "teacher"),
+    "eagle3": ("--laws", "teacher", "--drafter-option", "num_forwards=3"),
     "medusa": (),
     "sps": (),
 }
@@ -63,7 +64,7 @@ LONGEST = 1500
 """Characters of a turn that the model wrote; longer ones are loops."""
 KEPT = (
     *("target", "data", "device", "processes", "own", "limit"),
-    *("max_new_tokens", "steps", "batch_tokens", "hold_out"),
+    *("max_new_tokens", "steps", "batch_tokens", "hold_out", "seed", "stores"),
 )
 """Options that finished parts depend on: those of an OUT do not change."""
 
@@ -157,7 +158,8 @@ class Work:
             path = self.out / f"prompts-{process}.jsonl"
             words = [str(HERE / "prompts.py"), "--data", str(options.data), "--out", str(path)]
             words += ["--target", options.target, "--own", str(options.own)]
-            words += ["--batch", str(options.batch_size), "--seed", str(1 + process * 100_003)]
+            seed = 1 + (process + options.seed * options.processes) * 100_003
+            words += ["--batch", str(options.batch_size), "--seed", str(seed)]
             if process:
                 words += ["--questions", "0", "--functions", "0"]
             elif options.limit is not None:
@@ -184,7 +186,8 @@ class Work:
             words = ["-m", "draftsmith", "collect", "--target", options.target]
             words += ["--device", options.device]
             words += ["--prompts", str(self.out / f"asked-{process}.jsonl"), "--out", str(store)]
-            words += ["--samples", "1", "--temperatures", f"{heat:g}", "--seed", str(process)]
+            seed = process + options.seed * options.processes
+            words += ["--samples", "1", "--temperatures", f"{heat:g}", "--seed", str(seed)]
             words += ["--features", "last", "--top-k", "20", "--shard-size", "512"]
             words += ["--batch-size", str(options.batch_size)]
             words += ["--max-new-tokens", str(options.max_new_tokens)]
@@ -196,12 +199,12 @@ class Work:
 
     def train(self) -> None:
         options, commands = self.options, {}
-        for (kind, rate), folder in self.drafters.items():
+        for (name, rate), folder in self.drafters.items():
+            kind, begun, _ = name.partition(":")
             words = ["-m", "draftsmith", "distill", "--target", options.target]
-            if kind == "sps":
-                words += ["--drafter", str(self.draft_model())]
-            else:
-                words += ["--drafter", kind, "--drafter-option", "draft_vocab=8192"]
+            words += ["--drafter", str(self.draft_model()) if name == "sps" else name]
+            if not begun and kind != "sps":
+                words += ["--drafter-option", "draft_vocab=8192"]
             words += [*KINDS[kind], "--store", *map(str, self.stores), "--out", str(folder)]
             words += ["--duration", f"{options.steps}steps", "--block-length", "512"]
             words += ["--batch-tokens", str(options.batch_tokens), "--learning-rate", rate]
@@ -224,22 +227,23 @@ class Work:
 
     @property
     def stores(self) -> list[Path]:
-        return [self.out / f"store-{i}" for i in range(self.options.processes)]
+        folder = self.options.stores or self.out
+        return [folder / f"store-{i}" for i in range(self.options.processes)]
 
     @property
     def drafters(self) -> dict[tuple[str, str], Path]:
         """Folders by kind and learning rate."""
         options = self.options
         return {
-            (kind, rate): self.out / f"{kind}-{rate}"
-            for kind in options.kinds.split(",")
+            (name, rate): self.out / f"{name.partition(':')[0]}-{rate}"
+            for name in options.kinds.split(",")
             for rate in options.rates.split(",")
         }
 
     def report(self) -> None:
         rows = [
-            held_out(kind, json.loads((folder / "run.json").read_text(encoding="utf-8")))
-            for (kind, _), folder in self.drafters.items()
+            held_out(name, json.loads((folder / "run.json").read_text(encoding="utf-8")))
+            for (name, _), folder in self.drafters.items()
         ]
         payload = {"target": self.options.target, "machine": machine_summary(), "rows": rows}
         write_json_atomic(self.out / "results.json", payload)
@@ -319,18 +323,21 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=3600, help="turns each process asks for")
     parser.add_argument("--limit", type=int, help="questions and functions, each; left out: all")
     parser.add_argument("--max-new-tokens", type=int, default=160)
-    parser.add_argument("--kinds", default=SHIPPED, help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--kinds", default=SHIPPED, help=f"{', '.join(KINDS)}, or KIND:FOLDER")
     parser.add_argument("--rates", default="1e-3,2e-3", help="learning rates")
     parser.add_argument("--steps", type=int, default=782)
     parser.add_argument("--batch-tokens", type=int, default=16_384)
+    parser.add_argument("--seed", type=int, default=0, help="another has other prompts and texts")
+    parser.add_argument("--stores", type=Path, help="OUT of the run whose stores are learnt from")
     parser.add_argument("--hold-out", type=float, default=0.005, help="share of the prompts")
     options = parser.parse_args()
-    unknown = set(options.kinds.split(",")) - set(KINDS)
+    unknown = {name.partition(":")[0] for name in options.kinds.split(",")} - set(KINDS)
     if unknown or options.processes < 1:
         parser.error(f"--kinds are of {', '.join(KINDS)}; --processes is at least 1")
     work = Work(options)
-    work.prompts()
-    work.collect()
+    if options.stores is None:
+        work.prompts()
+        work.collect()
     work.train()
     work.report()
 

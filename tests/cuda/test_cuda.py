@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.tiny_models import tiny_model
 
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
@@ -27,6 +26,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.suffix import Suffix
 from draftsmith.targets.hf import HFTarget
+from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -35,6 +35,8 @@ def options(out: Path, **changed: object) -> argparse.Namespace:
         "steps": 2,
         "batch_tokens": 64,
         "hold_out": 0.1,
+        "seed": 0,
+        "stores": None,
         **changed,
     }
     return argparse.Namespace(**values)
