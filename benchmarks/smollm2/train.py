@@ -54,9 +54,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "fspad": WEIGHTS,
     "eagle3": ("--laws", "teacher", "--drafter-option", "num_forwards=3"),
     "medusa": (),
+    "parallel": (),
     "sps": (),
 }
 """What each kind is trained with, beside what all are."""
+DEPTHS = range(1, 6)
+"""Depths of the chains in the table, however long a kind's own are."""
 SHIPPED = "hass,griffin,eagle,fspad"
 TEMPERATURES = ((2 / 7, 0.0), (5 / 7, 0.7), (1.0, 1.0))
 """(share of the processes up to here, temperature): of 14, four, six and four."""
@@ -275,7 +278,11 @@ def held_out(kind: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """One training as a row of results.json: of a draft model its acceptance, of others what chains
     below every position of the texts give."""
     results, figures = run["results"], run["results"]["held_out"]
-    depths = [depth for depth in range(1, 6) if f"accuracy_{depth}" in figures]
+    depths = [depth for depth in DEPTHS if f"accuracy_{depth}" in figures]
+
+    def tokens(survival: str) -> float:
+        return round(1 + sum(figures.get(f"{survival}_{depth}", 0.0) for depth in DEPTHS), 4)
+
     row = {
         "kind": kind,
         "learning_rate": run["options"]["training"]["learning_rate"],
@@ -288,8 +295,8 @@ def held_out(kind: str, run: Mapping[str, Any]) -> dict[str, Any]:
         "forwards": results["drafter_options"].get("num_forwards", 1),
         "accuracies": [round(figures[f"accuracy_{depth}"], 4) for depth in depths],
         "acceptances": [round(figures[f"acceptance_{depth}"], 4) for depth in depths],
-        "tokens_per_step": round(figures["tokens_per_step"], 4),
-        "tokens_per_step_t1": round(figures["tokens_per_step_t1"], 4),
+        "tokens_per_step": tokens("survival"),
+        "tokens_per_step_t1": tokens("survival_t1"),
     }
 
 

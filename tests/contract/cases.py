@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.suffix import Suffix
@@ -105,12 +107,13 @@ def _features(
     proposal: str = "greedy",
     *,
     other_shape: bool = False,
+    **options: Any,
 ) -> Case:
     """With random weights: they are made when the drafter is bound to its target."""
     return Case(
         kind=kind,
         label=f"{kind}-{'dynamic' if shape.is_dynamic else proposal}",
-        build=lambda _: cls(cls.Config(proposal=proposal)),
+        build=lambda _: cls(cls.Config(proposal=proposal, **options)),
         shape=shape,
         draws=proposal != "greedy",
         remembers=True,
@@ -210,6 +213,10 @@ CASES = (
         shape=PATHS,
         remembers=True,
     ),
+    _features("parallel", Parallel, DYNAMIC),
+    _features("parallel", Parallel, CHAIN, proposal="sampled"),
+    _features("parallel", Parallel, PATHS, proposal="without_replacement", markov=2),
+    _features("parallel", Parallel, CHAIN, proposal="greedy", block=3, layers=1, states="layers"),
     _reference(Sampled, TREE, "reference-sampled"),
     _reference(WithoutReplacement, TREE, "reference-distinct"),
     _reference(Greedy, TREE, "reference-greedy", draws=False),

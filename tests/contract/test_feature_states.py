@@ -21,7 +21,7 @@ from tests.draft_paths import Path, paths_of
 
 from .following import Following
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "parallel")
 FEW = 12
 """Tokens that there are: drafts with random weights are accepted now and then."""
 PROMPTS = ([1, 5, 2], [7, 7, 3, 0, 9, 11, 4], [8, 2, 2, 10, 6])

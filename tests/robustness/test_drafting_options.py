@@ -104,7 +104,7 @@ TINY = tiny_target(64)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of trained drafters, named by their kind."""
     folder = tmp_path_factory.mktemp("trained")
-    for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa"):
+    for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa", "parallel"):
         drafter = drafter_class(kind)()
         drafter.bind(TINY)
         drafter.save(folder / kind, kind=kind)

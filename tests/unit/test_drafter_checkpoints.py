@@ -19,7 +19,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "parallel")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ ATTENTION = "self_attn.{q,k,v,o}_proj"
 LAYER = weights_of(f"layers.0.{ATTENTION}", "layers.0.mlp.{gate,up,down}_proj") | {
     "layers.0.post_attention_layernorm.weight"
 }
+PARTS = ("{input,post_attention}_layernorm", ATTENTION, "mlp.{gate,up,down}_proj")
 RELEASED = {
     "eagle": LAYER | {"fc.weight", "fc.bias"},
     "hass": LAYER | {"fc.weight", "fc.bias"},
@@ -89,8 +90,14 @@ RELEASED = {
     | {"d2t", "t2d"},
     "medusa": weights_of("{0,1,2,3}.0.linear", "{0,1,2,3}.1")
     | {f"{head}.0.linear.bias" for head in range(4)},
+    "parallel": weights_of(
+        *(f"layers.{number}.{part}" for number in (0, 1) for part in PARTS),
+        "{fc,hidden_norm,norm,out}",
+    )
+    | {"mask"},
 }
-"""Every name in a file that the authors' own code writes, but for copies of the embedding."""
+"""Every name in a file that the authors' own code writes, but for copies of the embedding; of
+`parallel` in our own."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

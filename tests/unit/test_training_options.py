@@ -18,7 +18,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "distill.md"
 TRAINING = ["--drafter", "hass", *network_words(2), "--hold-out", "0"]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "fspad", "griffin", "hass", "medusa"])
+@pytest.mark.parametrize(
+    "kind", ["eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "parallel"]
+)
 def test_the_table_names_every_one_and_its_drafter(kind: str) -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
     for name in options_marked(drafter_class(kind).Config, MARK):

@@ -25,7 +25,7 @@ from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.hidden.network import (
     Attend,
     Attention,
-    Network,
+    PairNetwork,
     RMSNorm,
     Rotary,
     SwiGLU,
@@ -59,7 +59,7 @@ class WideLayer(nn.Module):
         return out + added
 
 
-class Eagle3Network(Network):
+class Eagle3Network(PairNetwork):
     """Fusion, one wide layer, norm and head."""
 
     d2t: Tensor

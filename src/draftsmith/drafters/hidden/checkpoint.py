@@ -282,7 +282,6 @@ def _difference(known: dict[str, Any], facts: dict[str, Any]) -> str | None:
 
 
 COMPUTED: Mapping[str, tuple[object, ...]] = {
-    "num_hidden_layers": (1, None),
     "hidden_act": ("silu", "swish", None),
     "norm_before_residual": (False, None),
     "norm_before_fc": (False, None),
@@ -315,8 +314,9 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-def read_config(folder: Path) -> LlamaConfig:
-    """The measures of the network in a folder.
+def read_config(folder: Path, own: Mapping[str, object] | None = None) -> LlamaConfig:
+    """The measures of the network in a folder. `own`: further keys, and what the network computes:
+    these, which a released folder need not name, are taken from here.
 
     Raises:
         BackendError: there is no config.json that can be read, or it asks for other arithmetic.
@@ -330,13 +330,15 @@ def read_config(folder: Path) -> LlamaConfig:
             values["attention_bias"] = values["qkv_bias"]
         if "rope_theta" in (values.get("rope_parameters") or {}):  # transformers prefers the others
             values = {name: one for name, one in values.items() if name not in RELEASED_ROPE}
-        for key, known in COMPUTED.items():
+        own = own or {}
+        computed = {**COMPUTED, **{key: (one, None) for key, one in own.items()}}
+        for key, known in computed.items():
             if values.get(key, known[0]) not in known:
                 raise BackendError(
                     f"The drafter in {folder} was made for other arithmetic: {key} is "
                     f"{values[key]!r} in its config.json, and only {known[0]!r} is computed here."
                 )
-        return LlamaConfig(**values)
+        return LlamaConfig(**{**values, **own})
 
 
 def check_config(config: LlamaConfig, target: TargetView, folder: Path) -> None:

@@ -68,8 +68,13 @@ from draftsmith.drafters.hidden.checkpoint import (
     target_facts,
 )
 from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
-from draftsmith.drafters.hidden.network import Network, draft_config, version_of
-from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
+from draftsmith.drafters.hidden.network import (
+    Network,
+    PairNetwork,
+    draft_config,
+    version_of,
+)
+from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, Reader, grow
 from draftsmith.errors import InputError
 from draftsmith.targets import base as targets
 from draftsmith.targets.config import Weights, check_weights
@@ -181,7 +186,7 @@ class PairReader:
 
     def __init__(
         self,
-        network: Network,
+        network: PairNetwork,
         target: TargetView,
         state: FeatureState,
         engine: PairEngine | None = None,
@@ -284,9 +289,10 @@ class PairReader:
 
 
 def layer_spec(layer: LlamaConfig, target: TargetView) -> KVSpec:
-    """What the cache of a draft layer stores where PyTorch runs it."""
+    """What the cache of draft layers stores where PyTorch runs them."""
     shape = (layer.num_key_value_heads, layer.head_dim, layer.head_dim)
-    return KVSpec(layers=(shape,), dtype=target.dtype, device=target.device)
+    layers = (shape,) * layer.num_hidden_layers
+    return KVSpec(layers=layers, dtype=target.dtype, device=target.device)
 
 
 def new_state(
@@ -465,13 +471,15 @@ class FeatureDrafter(TrainedDrafter):
             check_weights(self.weights)
 
     config: Config
-    eval_steps = 5
+    eval_steps: int | None = 5
     loss_weights = LossWeights(token=0.1, feature=1.0)
     default_shape = TreeShape(widths=(10,) * 6, keep=59)
     """EAGLE-2's: five expansions behind the first level, 59 nodes and the root."""
     layer: LlamaConfig
     """Measures of the network: the target's, or those of its folder."""
     network_class: ClassVar[type[Network]]
+    measures: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
+    """Keys of its configuration that its options or its kind say, not its folder."""
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
 
@@ -482,7 +490,7 @@ class FeatureDrafter(TrainedDrafter):
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:
         layer, source = self.network_config(target), Path(self.config.source)
         if stored is not None:
-            layer = read_config(source)
+            layer = read_config(source, {one: getattr(layer, one) for one in self.measures})
             check_config(layer, target, source)
         with torch.random.fork_rng(devices=[]), loading(f"the drafter in {source}"):
             torch.manual_seed(self.config.seed)
@@ -526,12 +534,15 @@ class FeatureDrafter(TrainedDrafter):
         depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
         if not depth_B.any():
             return DraftTree.empty(len(state.known))
-        engine = None if self._compiled is None else self._compiled[1]  # as a request began with
-        reader = PairReader(self.network, self.target, state, engine)
         how = ChildSelection(self.config.proposal, sampler, noise, state, self.config.confidence)
-        tree = grow(reader, shape, depth_B, how)
+        tree = grow(self._reader(state), shape, depth_B, how)
         state.cache.rollback()
         return tree
+
+    def _reader(self, state: FeatureState) -> Reader:
+        """What drafts below the last known tokens."""
+        engine = None if self._compiled is None else self._compiled[1]  # as a request began with
+        return PairReader(self.network, self.target, state, engine)
 
     def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
         self._engine()
@@ -562,11 +573,7 @@ class FeatureDrafter(TrainedDrafter):
         now = self._begin(batch) if carry is None else carry
         network, target = self.network, self.target
         prediction, after = unroll.advance(network, target, batch, now, keep=self.keeps_steps)
-        ids_D = network.target_ids
-        if ids_D is not None and len(ids_D) < target.vocab_size:
-            narrow = NarrowHead(ids_D=ids_D, head=lambda one: network.own_logits(one, target))
-            prediction = replace(prediction, narrow=narrow)
-        return prediction, after
+        return replace(prediction, narrow=self._narrow_head()), after
 
     def _begin(self, batch: TrajectoryBatch) -> unroll.Rollout:
         return unroll.begin(batch, self.config.noise if self.training else 0.0)
@@ -574,6 +581,12 @@ class FeatureDrafter(TrainedDrafter):
     def head(self) -> Callable[[Tensor], Tensor]:
         network, target = self.network, self.target
         return lambda hidden: network.logits(hidden, target)
+
+    def _narrow_head(self) -> NarrowHead | None:
+        network, target, ids_D = self.network, self.target, self.network.target_ids
+        if ids_D is None or len(ids_D) == target.vocab_size:
+            return None
+        return NarrowHead(ids_D=ids_D, head=lambda one: network.own_logits(one, target))
 
 
 class AlignedDrafter(FeatureDrafter):

@@ -24,6 +24,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
+    rotate_half,
 )
 
 from draftsmith.drafters.base import TargetView
@@ -89,14 +90,25 @@ class Attention(nn.Module):
 
     def forward(self, x_BTH: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """[B, T, H] after attention, the residual not added."""
-        q, k, v = (
-            project(x_BTH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = self._by_head(x_BTH, self.q_proj, self.k_proj, self.v_proj)
         q, k = apply_rotary_pos_emb(q, k, *cos_sin)
         mixed = attend(q, k, v)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
+
+    def keys_and_values(
+        self, x_BTH: Tensor, cos_sin: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """[B, Akv, T, D] each, of places that ask nothing themselves."""
+        k, v = self._by_head(x_BTH, self.k_proj, self.v_proj)
+        cos, sin = (one.unsqueeze(1) for one in cos_sin)
+        return k * cos + rotate_half(k) * sin, v
+
+    def _by_head(self, x_BTH: Tensor, *projections: nn.Linear) -> list[Tensor]:
+        return [
+            project(x_BTH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in projections
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,16 +194,10 @@ class DraftLayer(nn.Module):
 
 
 class Network(nn.Module, abc.ABC):
-    """What a descendant of EAGLE computes for a pair. `config`: its measures."""
+    """A network that predicts from states of its own. `config`: its measures."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-
-    @abc.abstractmethod
-    def forward(
-        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """(states to predict from, states to go on with), [B, T, H] each."""
 
     @property
     def target_ids(self) -> Tensor | None:
@@ -211,14 +217,13 @@ class Network(nn.Module, abc.ABC):
         return widened(own, self.target_ids, vocab_size)
 
 
-class FusionNetwork(Network):
-    """A fusion and one layer; the attributes are named as in the released checkpoints."""
+class BorrowedHead(Network):
+    """A network that predicts by the target's head, or the rows of it that it knows."""
 
     d2t: Tensor | None
     """[Vd] int64, as EAGLE-3's: a draft id's distance to the target's id; None: it knows all."""
 
-    def __init__(self, config: LlamaConfig, fusion: nn.Module, *, halves: int = 1) -> None:
-        """`fusion(embedded, feature)` gives what the layer reads; `halves`: see `DraftLayer`."""
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         size = getattr(config, "draft_vocab_size", None) or config.vocab_size
         known = torch.zeros(size, dtype=torch.long) if size < config.vocab_size else None
@@ -226,21 +231,6 @@ class FusionNetwork(Network):
         self.config = config
         # the target's head over the draft vocabulary, and what it was made of
         self._narrow: tuple[Any, Callable[[Tensor], Tensor]] | None = None
-        self.fc: Any = fusion
-        self.layers = nn.ModuleList([DraftLayer(config, halves)])
-        self.rotary = Rotary(config)
-
-    def forward(
-        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        mixed = self.fc(embedded_BTH, feature_BTS)
-        out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
-        return out
-
-    @property
-    def compiles(self) -> bool:
-        """The compiled engine can run it."""
-        return hasattr(self.fc, "parts")
 
     @property
     def target_ids(self) -> Tensor | None:
@@ -256,6 +246,39 @@ class FusionNetwork(Network):
             with torch.inference_mode(False):  # training may use it, too
                 self._narrow = (made_of, target.head_over(ids_D))
         return self._narrow[1](predict)
+
+
+class PairNetwork(Network):
+    """What a descendant of EAGLE computes for a pair."""
+
+    @abc.abstractmethod
+    def forward(
+        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """(states to predict from, states to go on with), [B, T, H] each."""
+
+
+class FusionNetwork(BorrowedHead, PairNetwork):
+    """A fusion and one layer; the attributes are named as in the released checkpoints."""
+
+    def __init__(self, config: LlamaConfig, fusion: nn.Module, *, halves: int = 1) -> None:
+        """`fusion(embedded, feature)` gives what the layer reads; `halves`: see `DraftLayer`."""
+        super().__init__(config)
+        self.fc: Any = fusion
+        self.layers = nn.ModuleList([DraftLayer(config, halves)])
+        self.rotary = Rotary(config)
+
+    def forward(
+        self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        mixed = self.fc(embedded_BTH, feature_BTS)
+        out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
+        return out
+
+    @property
+    def compiles(self) -> bool:
+        """The compiled engine can run it."""
+        return hasattr(self.fc, "parts")
 
 
 def version_of(tensor: Tensor) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.base import TargetView
-from draftsmith.drafters.hidden.network import Network
+from draftsmith.drafters.hidden.network import PairNetwork
 from draftsmith.errors import InputError
 
 
@@ -74,7 +74,7 @@ def begin(batch: TrajectoryBatch, noise: float) -> Rollout:
 
 
 def advance(
-    network: Network,
+    network: PairNetwork,
     target: TargetView,
     batch: TrajectoryBatch,
     now: Rollout,

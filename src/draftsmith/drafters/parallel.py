@@ -1,0 +1,423 @@
+"""`parallel`: all tokens of a draft in one forward (the family of DFlash, arXiv 2602.06036).
+
+    place        0 .. n-1                     n          n+1    n+2   ..  n+block-1
+    reads        W [f_t ; e(x_t)]             e(x_n)     mask   mask  ..  mask
+    gives        keys and values only         nothing    law of x_{n+1}, x_{n+2}, ..
+
+f_t are the target's states of what it was fed, x_n is the last known token. The places of a block
+look at all of the text and, without a causal mask, at each other. The text's keys and values stay
+in the cache; those of a block never do.
+
+The law of a place does not depend on what is drafted before it, unless there is a Markov term: an
+addition to its logits by the token before, of low rank. Either way it is the law that drafts are
+drawn from. A block is always drafted whole, however short the draft may be: its places see each
+other, and a row's draft would otherwise depend on how deep its neighbours go.
+
+Training draws anchors from all over the texts. Each is the last known token of a block:
+
+    text      a b c d e f g h        sees:  c m m    a b, and c m m
+    anchors       c     f                   f m m    a b c d e, and f m m
+
+Shape letters: B rows, A anchors, P places of a block, T time, S width of signals, H hidden, D width
+of an attention head, F nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from draftsmith.config import require
+from draftsmith.core.attention import attend_fused
+from draftsmith.core.cache import lay_out
+from draftsmith.core.config import MOST_NODES
+from draftsmith.core.law import Noise
+from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import to_device
+from draftsmith.core.types import DraftPrediction, DraftTree, Signals, TrajectoryBatch, TreeShape
+from draftsmith.drafters.base import (
+    STRUCTURE,
+    TRAINING,
+    DraftState,
+    LossWeights,
+    TargetView,
+    at_least,
+)
+from draftsmith.drafters.eagle3 import fused_layers
+from draftsmith.drafters.hidden import unroll
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, FeatureState
+from draftsmith.drafters.hidden.network import (
+    Attend,
+    Attention,
+    BorrowedHead,
+    ConcatLinear,
+    RMSNorm,
+    Rotary,
+    SwiGLU,
+)
+from draftsmith.drafters.tree_growth import Chain, MakesDraws, Reader
+from draftsmith.targets import base as targets
+
+KeysAndValues = tuple[Tensor, Tensor]
+AttendIn = Callable[[int], Attend]
+"""The attention of a layer, by its number."""
+
+
+class BlockLayer(nn.Module):
+    """A decoder layer with a norm before each part."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
+
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, attend)
+        added: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + added
+
+
+class ParallelNetwork(BorrowedHead):
+    """Context, mask, layers, and what leads from the last of them to the target's head."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = ConcatLinear((config.num_states + 1) * hidden, hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, eps)
+        self.mask = nn.Parameter(torch.randn(hidden))
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(hidden, eps)
+        # a norm's weights grow by the learning rate per step, too slowly to reach the scale that
+        # the target's head is used to; a matrix does
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.rank = config.markov_rank
+        if self.rank:
+            self.markov_in = nn.Linear(hidden, self.rank, bias=False)
+            size = getattr(config, "draft_vocab_size", None) or config.vocab_size
+            self.markov_out = nn.Linear(self.rank, size, bias=False)
+        self.rotary = Rotary(config)
+
+    def context(
+        self, embedded_BTH: Tensor, signals_BTS: Tensor, positions_BT: Tensor
+    ) -> list[KeysAndValues]:
+        """Keys and values of the text's places, layer by layer."""
+        mixed = self.hidden_norm(self.fc(signals_BTS, embedded_BTH))
+        cos_sin = self.rotary(positions_BT, mixed)
+        return [layer.self_attn.keys_and_values(mixed, cos_sin) for layer in self._layers]
+
+    def forward(self, root_BAH: Tensor, positions_BAP: Tensor, attend_in: AttendIn) -> Tensor:
+        """[B, A, P - 1, H]: states that predict the tokens behind each anchor's, from the embedding
+        of the anchors and the positions of their blocks."""
+        count = positions_BAP.shape[2]
+        masks = self.mask.to(root_BAH.dtype).expand(*root_BAH.shape[:2], count - 1, -1)
+        x = torch.cat([root_BAH[:, :, None], masks], dim=2).flatten(1, 2)
+        cos_sin = self.rotary(positions_BAP.flatten(1), x)
+        for number, layer in enumerate(self._layers):
+            x = layer(x, cos_sin, attend_in(number))
+        states: Tensor = self.out(self.norm(x.unflatten(1, (-1, count))[:, :, 1:]))
+        return states
+
+    @property
+    def _layers(self) -> list[BlockLayer]:
+        return [layer for layer in self.layers if isinstance(layer, BlockLayer)]
+
+    def before(self, embedded: Tensor) -> Tensor:
+        """[.., R]: what the Markov term reads of the token before."""
+        out: Tensor = self.markov_in(embedded)
+        return out
+
+    def added(self, before: Tensor) -> Tensor:
+        """[.., Vd]: what the Markov term adds to the logits."""
+        out: Tensor = self.markov_out(before)
+        return out
+
+    def own_logits(self, predict: Tensor, target: TargetView) -> Tensor:
+        """`predict`: states, with a Markov term what that reads beside them."""
+        if not self.rank:
+            return super().own_logits(predict, target)
+        states, before = predict.split((predict.shape[-1] - self.rank, self.rank), dim=-1)
+        return super().own_logits(states, target) + self.added(before)
+
+    def state_logits(self, states: Tensor, target: TargetView) -> Tensor:
+        """[.., Vd]: without the Markov term."""
+        return super().own_logits(states, target)
+
+
+class BlockReader:
+    """Drafts a block at once; a tree's levels then read the laws of its places (a `Reader`)."""
+
+    def __init__(
+        self, network: ParallelNetwork, target: TargetView, state: FeatureState, count: int
+    ) -> None:
+        """`count`: places of a block."""
+        self._network, self._target, self._state, self._count = network, target, state, count
+        self._own_BPV = torch.empty(0)
+        self._depth = 0
+
+    def chain(
+        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
+    ) -> Chain | None:
+        """See `Reader`."""
+        return None
+
+    def root(self) -> Tensor:
+        self._read_context()
+        last_B1 = torch.tensor([row[-1:] for row in self._state.known])
+        states_BPH = self._read_block(to_device(last_B1, self._target.device))
+        self._own_BPV = self._network.state_logits(states_BPH, self._target)
+        return self._laws(last_B1)[:, 0]
+
+    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
+        self._depth += 1
+        return self._laws(tokens_BF)
+
+    def _laws(self, before_BF: Tensor) -> Tensor:
+        """[B, F, V]: of this depth, behind each of these tokens."""
+        network, target = self._network, self._target
+        own_BFV = self._own_BPV[:, self._depth, None]
+        if network.rank:
+            embedded = target.embed(to_device(before_BF, own_BFV.device))
+            own_BFV = own_BFV + network.added(network.before(embedded))
+        wide_BFV = network.widened(own_BFV, target.vocab_size)
+        return wide_BFV.expand(-1, before_BF.shape[1], -1)
+
+    def _read_context(self) -> None:
+        """Read and keep what the target was fed since, in pieces."""
+        state, cache, target = self._state, self._state.cache, self._target
+        device = target.device
+        while (left_B := state.features.lengths_B - cache.lengths_B).any():
+            start_B = cache.lengths_B
+            end_B = start_B + np.minimum(left_B, targets.CHUNK)
+            pending = [
+                row[first:end]
+                for row, first, end in zip(
+                    state.known, start_B.tolist(), end_B.tolist(), strict=True
+                )
+            ]
+            tokens_BT, block = lay_out(cache, pending)
+            made = self._network.context(
+                target.embed(to_device(torch.from_numpy(tokens_BT), device)),
+                state.features.right_aligned(start_B, end_B),
+                block.positions(device),
+            )
+            for number, (keys, values) in enumerate(made):
+                cache.extend(block, number, keys, values)
+            cache.commit(block.pending_B)
+
+    def _read_block(self, last_B1: Tensor) -> Tensor:
+        """[B, P - 1, H]. What it stages is the caller's to roll back."""
+        target, cache = self._target, self._state.cache
+        rows, count = len(last_B1), self._count
+        depth_BP = np.arange(count)[None].repeat(rows, 0)
+        block = cache.stage(depth_BP, np.ones((rows, count, count), dtype=bool))
+        if target.max_length is not None:
+            block.stop_at(target.max_length - 1)
+
+        def attend_in(number: int) -> Attend:
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                keys, values = cache.extend(block, number, k, v)
+                mask = block.mask(None, q.dtype)
+                return attend_fused(q, keys, values, mask, scale=q.shape[-1] ** -0.5)
+
+            return attend
+
+        positions_BAP = block.positions(target.device)[:, None]
+        states: Tensor = self._network(target.embed(last_B1), positions_BAP, attend_in)
+        return states[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blocks:
+    """All blocks of a training batch; the next step says what predicts place `step` + 1."""
+
+    step: int
+    states_BAPH: Tensor
+    anchor_BA: Tensor
+    """Places in the batch, no two alike."""
+    counts_BA: Tensor
+    """Whether there is such an anchor: a row may have fewer."""
+
+
+GROUP = 64
+"""Anchors whose blocks are computed together: attention looks at the keys of all of them."""
+
+
+class Parallel(FeatureDrafter):
+    """A block of drafts in one forward."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(FeatureDrafter.Config):
+        block: int = field(default=8, metadata=STRUCTURE)
+        """Training: places of a block; the first is the last known token, the others are drafts."""
+        layers: int = field(default=2, metadata=STRUCTURE)
+        """Training: decoder layers."""
+        states: Literal["last", "layers"] = field(default="last", metadata=STRUCTURE)
+        """Training: what is read of the target, its last states or those of the three layers that
+        eagle3 reads."""
+        markov: int = field(default=0, metadata=STRUCTURE)
+        """Training: rank of an addition to the logits by the token before; 0: none."""
+        spacing: int = field(default=4, metadata=TRAINING)
+        """Training: a block begins at one of so many places, drawn anew in every step."""
+        decay: float = field(default=0.8, metadata=TRAINING)
+        """Training: each place of a block counts this much of the one before."""
+        noise: float = field(default=0.0, metadata=TRAINING)
+        """Training: none, as published."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(2, block=self.block, most=MOST_NODES)
+            at_least(1, layers=self.layers, most=_MOST_LAYERS)
+            at_least(1, spacing=self.spacing)
+            at_least(0, markov=self.markov, most=_MOST_RANK)
+            at_least(0, decay=self.decay)
+            require(
+                self.length < self.block,
+                f"drafter option length={self.length}: a block of {self.block} drafts at most "
+                f"{self.block - 1} tokens; ask for no more",
+            )
+
+    config: Config
+    network_class = ParallelNetwork
+    measures = ("num_hidden_layers", "block_size", "num_states", "markov_rank")
+    eval_steps = None
+    loss_weights = LossWeights()
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.num_steps = self.longest = self.config.block - 1
+        if not self.config.length:
+            self.default_shape = TreeShape.chain(self.longest)
+
+    def network_config(self, target: TargetView) -> LlamaConfig:
+        layer, own = super().network_config(target), self.config
+        layer.num_hidden_layers, layer.block_size = own.layers, own.block
+        layer.num_states, layer.markov_rank = self._num_states, own.markov
+        return layer
+
+    @property
+    def _num_states(self) -> int:
+        return 1 if self.config.states == "last" else 3
+
+    def _signals_for(self, target: TargetView) -> Signals:
+        if self.config.states == "last":
+            return super()._signals_for(target)
+        return Signals(layers=fused_layers(int(target.config.num_hidden_layers)))
+
+    def _signal_width(self) -> int:
+        return self._num_states * super()._signal_width()
+
+    # ------------------------------------------------------------------ drafting
+
+    def propose(
+        self,
+        state: DraftState,
+        shape: TreeShape,
+        depth_B: np.ndarray,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> DraftTree:
+        return super().propose(state, shape.clip(self.num_steps), depth_B, sampler, noise)
+
+    def _reader(self, state: FeatureState) -> Reader:
+        return BlockReader(self.network, self.target, state, self.config.block)
+
+    # ------------------------------------------------------------------ training
+
+    def forward(
+        self, batch: TrajectoryBatch, carry: Blocks | None
+    ) -> tuple[DraftPrediction, Blocks]:
+        now = self._blocks(batch) if carry is None else carry
+        network, step, anchor_BA = self.network, now.step, now.anchor_BA
+        predict_BAH = now.states_BAPH[:, :, step]
+        if network.rank:
+            before_BA = batch.tokens_ahead(step).gather(1, anchor_BA)
+            with torch.no_grad():
+                embedded_BAH = self.target.embed(before_BA)
+            predict_BAH = torch.cat([predict_BAH, network.before(embedded_BAH)], dim=-1)
+        rows, width = predict_BAH.shape[0], predict_BAH.shape[2]
+        hidden_BTH = predict_BAH.new_zeros(rows, batch.tokens_BT.shape[1], width)
+        mask_BT = torch.zeros_like(batch.tokens_BT, dtype=torch.bool)
+        prediction = DraftPrediction(
+            hidden_BTH=hidden_BTH.scatter(
+                1, anchor_BA[..., None].expand_as(predict_BAH), predict_BAH
+            ),
+            mask_BT=mask_BT.scatter(1, anchor_BA, now.counts_BA),
+            ahead=1 + step,
+            weight=self.config.decay**step,
+            narrow=self._narrow_head(),
+        )
+        return prediction, replace(now, step=step + 1)
+
+    def _blocks(self, batch: TrajectoryBatch) -> Blocks:
+        signals_BTS = unroll.begin(batch, self.config.noise if self.training else 0.0).feature_BTH
+        with torch.no_grad():
+            embedded_BTH = self.target.embed(batch.tokens_BT)
+        context = self.network.context(embedded_BTH, signals_BTS, batch.positions_BT)
+        anchor_BA, counts_BA = self._anchors(batch)
+        states = [
+            self._read(batch, embedded_BTH, context, some) for some in anchor_BA.split(GROUP, dim=1)
+        ]
+        return Blocks(
+            step=0, states_BAPH=torch.cat(states, dim=1), anchor_BA=anchor_BA, counts_BA=counts_BA
+        )
+
+    def _anchors(self, batch: TrajectoryBatch) -> tuple[Tensor, Tensor]:
+        """[B, A] places and whether they count: in training some, else all, that have a state of
+        the target before them and a token to predict behind them."""
+        able_BT = batch.mask_ahead(1) & (batch.positions_BT > 0)
+        length = able_BT.shape[1]
+        if not self.training:
+            return torch.arange(length, device=able_BT.device).expand_as(able_BT), able_BT
+        drawn_BT = torch.rand(able_BT.shape, device=able_BT.device).masked_fill(~able_BT, -1.0)
+        drawn_BA, anchor_BA = drawn_BT.topk(-(-length // self.config.spacing), dim=1)
+        return anchor_BA, drawn_BA >= 0
+
+    def _read(
+        self,
+        batch: TrajectoryBatch,
+        embedded_BTH: Tensor,
+        context: list[KeysAndValues],
+        anchor_BA: Tensor,
+    ) -> Tensor:
+        """[B, A, P - 1, H]: the blocks of these anchors."""
+        count, device = self.config.block, anchor_BA.device
+        ahead_P = torch.arange(count, device=device)
+        positions_BAP = batch.positions_BT.gather(1, anchor_BA)[..., None] + ahead_P
+        index_BAH = anchor_BA[..., None].expand(-1, -1, embedded_BTH.shape[2])
+        root_BAH = embedded_BTH.gather(1, index_BAH)
+        # a text's places stand side by side, so its beginning is where positions are 0
+        place_T = torch.arange(batch.tokens_BT.shape[1], device=device)
+        begin_BA1 = (anchor_BA - positions_BAP[..., 0])[..., None]
+        text_BAT = (place_T >= begin_BA1) & (place_T < anchor_BA[..., None])
+        itself_AA = torch.eye(anchor_BA.shape[1], dtype=torch.bool, device=device)
+        own_BAC = itself_AA.repeat_interleave(count, 1).expand(len(anchor_BA), -1, -1)
+        sees = torch.cat([text_BAT, own_BAC], dim=2).repeat_interleave(count, 1)[:, None]
+
+        def attend_in(number: int) -> Attend:
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                groups = q.shape[1] // k.shape[1]
+                pairs = zip(context[number], (k, v), strict=True)
+                keys, values = (
+                    torch.cat(pair, dim=2).repeat_interleave(groups, 1) for pair in pairs
+                )
+                return F.scaled_dot_product_attention(q, keys, values, sees)
+
+            return attend
+
+        states: Tensor = self.network(root_BAH, positions_BAP, attend_in)
+        return states
+
+
+_MOST_LAYERS, _MOST_RANK = 16, 4096
+DRAFTER = Parallel

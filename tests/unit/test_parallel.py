@@ -1,0 +1,240 @@
+"""Blocks drafted at once: training computes what decoding does, and sees no more than that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.test_feature_drafters import VOCAB, batch_of, features_of, texts
+from torch import Tensor
+
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch, TreeShape
+from draftsmith.distill.evaluation import Chains
+from draftsmith.distill.objectives.distillation import Distillation, Imitation
+from draftsmith.drafters import parallel
+from draftsmith.drafters.hidden.drafter import FeatureState, layer_spec, new_state
+from draftsmith.drafters.parallel import BlockReader, Parallel
+from draftsmith.drafters.registry import make_drafter
+from draftsmith.errors import BackendError, InputError
+from draftsmith.targets import base as targets
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.toy import tiny_target
+
+BLOCK = 4
+OPTIONS: list[dict[str, Any]] = [{}, {"markov": 3}, {"layers": 1, "states": "layers"}]
+
+
+@pytest.fixture(scope="module")
+def target() -> HFTarget:
+    return tiny_target(VOCAB, layers=8)
+
+
+def bound(target: HFTarget, **options: Any) -> Parallel:
+    drafter = Parallel(Parallel.Config(**({"block": BLOCK, "seed": 1} | options)))
+    drafter.bind(target)
+    return drafter
+
+
+def steps(drafter: Parallel, batch: TrajectoryBatch) -> list[DraftPrediction]:
+    predictions, carry = [], None
+    for _ in range(drafter.num_steps):
+        prediction, carry = drafter(batch, carry)
+        predictions.append(prediction)
+    return predictions
+
+
+def trained(drafter: Parallel, batch: TrajectoryBatch) -> list[Tensor]:
+    """[B, T, V] of each place of the blocks, behind every place of the texts."""
+    drafter.eval()
+    with torch.no_grad():
+        return [drafter.head()(one.hidden_BTH) for one in steps(drafter, batch)]
+
+
+def state_behind(drafter: Parallel, batch: TrajectoryBatch, count: int) -> FeatureState:
+    """The first `count` tokens of each text were fed, the next one is known."""
+    features, target = batch.features_BTS, drafter.target
+    assert features is not None
+    known = batch.tokens_BT[:, : count + 1].tolist()
+    spec = layer_spec(drafter.layer, target)
+    state = new_state(known, target, spec, features.shape[2], 32)
+    state.features.append(list(features[:, :count]))
+    return state
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_training_computes_what_decoding_does(options: dict[str, Any], target: HFTarget) -> None:
+    drafter = bound(target, **options)
+    tokens_BT = texts(2, 11)
+    batch = batch_of(target, tokens_BT, drafter.signals)
+    by_step = trained(drafter, batch)
+    for anchor in range(1, 6):
+        reader = BlockReader(drafter.network, target, state_behind(drafter, batch, anchor), BLOCK)
+        with torch.inference_mode():
+            decoded = [reader.root()]
+            for step in range(1, BLOCK - 1):
+                above = tokens_BT[:, anchor + step, None]
+                decoded.append(reader.level(above, torch.empty(0), torch.empty(0))[:, 0])
+        for step, law_BV in enumerate(decoded):
+            torch.testing.assert_close(law_BV, by_step[step][:, anchor], rtol=1e-9, atol=1e-9)
+
+
+def test_only_a_markov_term_reads_what_was_drafted_before(target: HFTarget) -> None:
+    for rank, alike in ((0, True), (3, False)):
+        drafter = bound(target, markov=rank)
+        batch = batch_of(target, texts(2, 9))
+        reader = BlockReader(drafter.network, target, state_behind(drafter, batch, 5), BLOCK)
+        with torch.inference_mode():
+            reader.root()
+            laws = reader.level(torch.tensor([[1, 2], [3, 4]]), torch.empty(0), torch.empty(0))
+        assert torch.equal(laws[:, 0], laws[:, 1]) is alike
+
+
+def test_a_block_sees_its_text_up_to_its_anchor_and_no_other_block(target: HFTarget) -> None:
+    drafter = bound(target)
+    batch = batch_of(target, texts(1, 12))
+    assert batch.features_BTS is not None
+    before = trained(drafter, batch)
+    tokens_BT, features_BTS = batch.tokens_BT.clone(), batch.features_BTS.clone()
+    tokens_BT[:, 7] += 1
+    features_BTS[:, 7] += 1
+    after = trained(drafter, replace(batch, tokens_BT=tokens_BT % VOCAB, features_BTS=features_BTS))
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one[:, :7], other[:, :7], rtol=0, atol=0)
+        assert not torch.isclose(one[:, 7:], other[:, 7:]).all(-1).any()
+
+
+def test_texts_of_a_block_of_training_are_read_alone(
+    target: HFTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "GROUP", 5)
+    drafter = bound(target)
+    first, second = texts(1, 6, seed=1), texts(1, 8, seed=2)
+    packed = TrajectoryBatch(
+        tokens_BT=torch.cat([first, second], 1),
+        loss_mask_BT=torch.ones(1, 14, dtype=torch.bool),
+        documents_BT=torch.tensor([[0] * 6 + [1] * 8]),
+        features_BTS=torch.cat(
+            [features_of(target, text, drafter.signals) for text in (first, second)], 1
+        ),
+    )
+    together, alone = trained(drafter, packed), trained(drafter, batch_of(target, second))
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one[:, 7:], other[:, 1:], rtol=1e-9, atol=1e-9)
+
+
+def test_anchors_are_drawn_where_something_can_be_learnt(target: HFTarget) -> None:
+    drafter = bound(target, spacing=3)
+    batch = batch_of(target, texts(4, 30))
+    counts_BT = torch.ones_like(batch.tokens_BT, dtype=torch.bool)
+    counts_BT[:, :5] = False
+    counts_BT[3] = False
+    counts_BT[3, 20:22] = True  # only two places have a token behind them
+    documents_BT = (torch.arange(30) >= 12).long().expand(4, -1)
+    batch = replace(batch, loss_mask_BT=counts_BT, documents_BT=documents_BT)
+    drawn = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        first, *others = steps(drafter.train(), batch)
+        for one in others:
+            assert torch.equal(one.mask_BT, first.mask_BT)
+        drawn.append(first.mask_BT)
+    assert not torch.equal(*drawn)
+    able_BT = batch.mask_ahead(1)
+    able_BT[:, 12] = False  # a text begins: the target has said nothing before it
+    for mask_BT in drawn:
+        assert not (mask_BT & ~able_BT).any()
+        assert mask_BT.sum(1).tolist() == [10, 10, 10, 2]
+    (evaluated, *_) = steps(drafter.eval(), batch)
+    assert torch.equal(evaluated.mask_BT, able_BT)
+
+
+def test_the_prompt_is_read_in_pieces(target: HFTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = bound(target)
+    batch = batch_of(target, texts(2, 24))
+    known = []
+    for size in (targets.CHUNK, 7):
+        monkeypatch.setattr(targets, "CHUNK", size)
+        state = state_behind(drafter, batch, 20)
+        with torch.inference_mode():
+            known.append(BlockReader(drafter.network, target, state, BLOCK).root())
+        state.cache.rollback()
+        assert state.cache.lengths_B.tolist() == [20, 20]
+    torch.testing.assert_close(*known)
+
+
+def test_it_learns_to_repeat_what_the_target_says(target: HFTarget) -> None:
+    """Some steps on greedy texts: drafts are then accepted, several at once."""
+    torch.manual_seed(0)
+    prompts = [[a, b] for a in range(6) for b in range(6)]
+    plain = DecodeOptions(max_new_tokens=20, shape=TreeShape.chain(BLOCK - 1))
+    said = [list(prompt) for prompt in prompts]
+    for step in decode(target, make_drafter("none"), prompts, plain):
+        for text, new in zip(said, step.emitted, strict=True):
+            text.extend(new)
+    batch = batch_of(target, torch.tensor(said))
+    drafter = bound(target, spacing=1).train()
+    objective = Imitation(token=Distillation(objective="sft"), token_weight=1.0)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
+    for _ in range(60):
+        total: Any = 0.0
+        for prediction in steps(drafter, batch):
+            terms = objective.loss(prediction, batch, drafter.head())
+            total = total + terms.total / terms.weight * prediction.weight
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+    drafter.eval()
+    with torch.no_grad():
+        chains = Chains()
+        survived = [
+            chains.loss(one, batch, drafter.head()).total[2] for one in steps(drafter, batch)
+        ]
+    accepted = [sum(step.accepted) for step in decode(target, drafter, prompts, plain)]
+    assert survived[2] > 0.5 * len(said) * 18
+    assert sum(accepted) > 0.6 * len(said) * 18
+
+
+def test_what_is_longer_than_a_block_is_refused_or_cut(target: HFTarget) -> None:
+    assert bound(target).longest == BLOCK - 1
+    assert bound(target).default_shape == TreeShape.chain(BLOCK - 1)
+    assert bound(target, length=2).default_shape == TreeShape.chain(2)
+    with pytest.raises(InputError, match="a block of 4 drafts at most 3 tokens"):
+        bound(target, length=4)
+    options = DecodeOptions(max_new_tokens=12, shape=TreeShape.chain(9))
+    deepest = [max(one.offered_depth) for one in decode(target, bound(target), [[1, 2]], options)]
+    assert max(deepest) == BLOCK - 1
+
+
+def test_a_folder_settles_block_and_layers(target: HFTarget, tmp_path: Path) -> None:
+    made = bound(target, layers=1, markov=2)
+    made.save(tmp_path, kind="parallel")
+    again = make_drafter(str(tmp_path))
+    again.bind(target)
+    batch = batch_of(target, texts(1, 9))
+    assert isinstance(again, Parallel)
+    for one, other in zip(trained(made, batch), trained(again, batch), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(InputError, match=r"block: the weights in .* have settled it"):
+        make_drafter(str(tmp_path), ["block=8"])
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"block_size": 16}))
+    with pytest.raises(BackendError, match=r"block_size is 16 in its config\.json, and only 4"):
+        make_drafter(str(tmp_path)).bind(target)
+
+
+def test_rows_of_unequal_length_draft_as_alone(target: HFTarget) -> None:
+    prompts = [[1, 2, 3, 4, 5, 6, 7], [9], [8, 8, 1]]
+    options = DecodeOptions(max_new_tokens=15, shape=TreeShape(widths=(3, 2, 1)))
+
+    def counted(some: list[list[int]]) -> np.ndarray:
+        steps = [step.accepted for step in decode(target, bound(target), some, options)]
+        return np.array(steps).sum(0)
+
+    together = counted(prompts)
+    assert together.tolist() == [int(counted([one])[0]) for one in prompts]
