@@ -195,10 +195,16 @@ def peers() -> Iterator[str]:
     suites = ", ".join(f"{count} of {name}" for name, count in found["prompts"].items())
     threads = found["threads"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    shares = [one["loop_share"] for one in found["rows"] if one.get("loop_share") is not None]
+    loops = ""
+    if shares:
+        ends = " to ".join(dict.fromkeys(f"{of(shares):.0%}" for of in (min, max)))
+        loops = f" In repetition loops, which flatter drafts, lie {ends} of the tokens."
     yield (
         f"SmolLM2-135M-Instruct (Q4_1) on {found['machine']['cpu']}, {threads} cores: tokens per "
         f"second behind the first of {found['max_new_tokens']} greedy tokens, batch 1, prompts: "
-        f"{suites}; all engines in turns in one run, 95 % intervals over prompts ({versions})."
+        f"{suites}; all engines in turns in one run, 95 % intervals over prompts "
+        f"({versions}).{loops}"
     )
     yield ""
     rows = []

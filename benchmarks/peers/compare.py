@@ -9,7 +9,8 @@ of the tokens behind the first, so that reading the prompt is not counted:
 
     tokens per second = (n - 1) / (seconds of n tokens - seconds of 1 token), over all prompts
 
-Texts do not end before their length. Weights: engines that read the GGUF file read it; vLLM and
+Texts do not end before their length; `loop_share` is the share of their tokens that lies in
+repetition loops, which flatter drafts. Weights: engines that read the GGUF file read it; vLLM and
 transformers get the folder with its dequantised weights. Engines that are not installed are named
 and left out. Writes results/peers.json and prints the table.
 """
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from draftsmith.bench.loops import in_loops
 from draftsmith.data.suites import load_prompts
 from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import machine_summary, write_json_atomic
@@ -200,6 +202,7 @@ def summarise(workers: list[Worker], count: int) -> list[dict[str, Any]]:
             "weights": worker.row.weights,
             "tokens_per_second": float(tokens.sum() / seconds.sum()),
             "ci95": bootstrap_ratio(tokens, seconds),
+            "loop_share": float(np.concatenate([in_loops(text) for text in worker.texts]).mean()),
         }
         if worker.row.mode == "speculative":
             own = texts.get((worker.row.engine, worker.row.weights))

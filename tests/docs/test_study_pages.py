@@ -721,7 +721,7 @@ def test_speeds_of_drafters_are_those_of_the_clock() -> None:
         f"EAGLE-1's tree of 25 nodes reaches {record['EAGLE-1']['own']['0']['speedup']:.1f}x"
         in page
     )
-    assert f"beats all ({record['PLD']['own']['0']['speedup']:.1f}x)" in page
+    assert f"prompt lookup {record['PLD']['own']['0']['speedup']:.1f}x" in page
     (ours,) = (name for name in record if name.startswith("ours"))
     learnt = [
         name for name in record if name not in ("PLD", "Lookahead", ours) and "SpS" not in name
@@ -881,6 +881,18 @@ def test_the_shipped_models_table_of_live_translation_is_its_record() -> None:
             shown(one, "chrf", 1),
             shown(one, "bleu", 1),
         ]
+    drafted, left = (
+        next(
+            row
+            for row in record["rows"]
+            if (row["bias"], row["mask_k"], row["mask"]) == (0.5, 5, mask)
+        )
+        for mask in ("display", "draft")
+    )
+    page = " ".join((ROOT / "docs/live.md").read_text(encoding="utf-8").split())
+    for name, digits, words in (("speedup", 2, "cost speed,"), ("chrf", 1, "save quality, chrF")):
+        assert f"{words} {shown(left, name, digits)} in place of" in page
+        assert f"in place of {shown(drafted, name, digits)}" in page
 
 
 def test_the_tables_of_live_translation_are_their_records() -> None:

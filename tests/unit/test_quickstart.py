@@ -294,6 +294,21 @@ def test_a_change_is_read_from_records_and_texts_of_the_same_prompts() -> None:
     assert a_change(same=False).payload["identical_to_autoregressive"] is False
 
 
+def test_a_draft_that_is_faster_than_before_and_slower_than_none_is_told() -> None:
+    assert not a_change().slow
+    records = [
+        record
+        for prompt in range(4)
+        for record in (
+            timed(BASELINE, prompt, 8.0, steps=40),
+            timed(BEFORE, prompt, 14.0, steps=20),
+            timed(AFTER, prompt, 10.0 + prompt / 10, steps=16),
+        )
+    ]
+    change = short.change(a_report(*records), 0.0, [20.0] * 4, [24.0] * 4, [40] * 4)
+    assert change.fast == "faster" and change.slow
+
+
 def test_no_gain_of_acceptance_is_claimed_that_one_text_decides() -> None:
     report = a_report(*(timed(name, 0, 4.0, steps=20) for name in (BASELINE, BEFORE, AFTER)))
     before, tokens = [20.0] * 12, [40] * 12
@@ -314,7 +329,9 @@ def test_the_sentence_tells_temperatures_apart_and_says_when_nothing_is_better()
     assert short.sentence(cost, [good, same, good._replace(temperature=1.0)]) == (
         "After 61 s of distillation on 12,345 tokens of the target the draft model is accepted "
         "more often at temperature 0 and 0.8 and 1 than before, and decoding with it is faster at "
-        "temperature 0 and 1 and not measurably faster at temperature 0.8."
+        "temperature 0 and 1 and not measurably faster at temperature 0.8 than before."
     )
+    still = short.sentence(cost, [good, same._replace(slow=True)])
+    assert still.endswith(" than before, but slower than plain decoding at temperature 0.8.")
     worse = same._replace(accepted="less often")
     assert "is no better: it is accepted less often" in short.sentence(cost, [worse])

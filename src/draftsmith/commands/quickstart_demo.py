@@ -554,6 +554,9 @@ class Change(NamedTuple):
     accepted: str
     """How often, in words."""
     fast: str
+    """How decoding compares with before, in words."""
+    slow: bool
+    """Decoding is measurably slower than without a draft, also after."""
     rows: tuple[tuple[str, ...], ...]
     """(figure, before, after, gain)."""
     payload: dict[str, Any]
@@ -575,6 +578,7 @@ def change(
     gain = bootstrap_ratio(gains, tokens)
     paces = figures.paired_paces(report.of(BEFORE, temperature), report.of(AFTER, temperature))
     ratio, spread = figures.weighted_speedup(paces), figures.bootstrap_interval(paces)
+    plain = sides[1].speedup_ci95
     points, faster = f"{100 * (alphas[1] - alphas[0]):+.1f} points", ""
     old_alpha, new_alpha = (min(alpha, 1.0) for alpha in alphas)
     saved = f"{100 * float(rejections_saved(new_alpha, old_alpha)):.1f} %" if old_alpha < 1 else ""
@@ -595,6 +599,7 @@ def change(
         temperature=temperature,
         accepted=judged(gain, 0.0, "more often", "less often"),
         fast=judged(spread, 1.0, "faster", "slower"),
+        slow=plain is not None and plain.high < 1,
         rows=(
             ("acceptance (alpha)", *(f"{100 * alpha:.1f} %" for alpha in alphas), points),
             ("rejections saved", "", "", saved),
@@ -629,12 +634,14 @@ def sentence(cost: dict[str, Any], changes: Sequence[Change]) -> str:
     """What happened, in one sentence; it never says more than was measured."""
     accepted = _by_temperature((one.temperature, one.accepted) for one in changes)
     fast = _by_temperature((one.temperature, one.fast) for one in changes)
+    slow = [one.temperature for one in changes if one.slow]
+    still = f", but slower than plain decoding at temperature {_and(slow)}" if slow else ""
     better = any(one.accepted == "more often" or one.fast == "faster" for one in changes)
     verb = "is" if better else "is no better: it is"
     return (
         f"After {cost['distil_seconds']:.0f} s of distillation on {cost['tokens_collected']:,} "
         f"tokens of the target the draft model {verb} accepted {accepted} than before, and "
-        f"decoding with it is {fast}."
+        f"decoding with it is {fast} than before{still}."
     )
 
 
