@@ -18,7 +18,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.drafters.eagle import Eagle
-from draftsmith.drafters.eagle3 import Eagle3
+from draftsmith.drafters.eagle3 import Eagle3, Eagle3Network
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
@@ -46,6 +46,8 @@ KINDS = {
     "griffin, one state": (Griffin, {"enhanced_head": False}),
     "eagle, 40 tokens": (Eagle, {"draft_vocab": 40}),
     "griffin, 40 tokens": (Griffin, {"draft_vocab": 40}),
+    "eagle3": (Eagle3, {}),
+    "eagle3, 40 tokens": (Eagle3, {"draft_vocab": 40}),
 }
 
 
@@ -82,10 +84,11 @@ def reader_of(
     engine = drafter._engine() if in_engine else None
     assert (engine is None) != in_engine
     spec = layer_spec(drafter.layer, target) if engine is None else engine.spec
-    state = new_state(known, target, spec, H, 32)
+    width = drafter._signal_width()
+    state = new_state(known, target, spec, width, 32)
     draws = [np.random.default_rng(n) for n in lengths]
     some = [
-        one.normal(size=(n - 1, H)).astype(np.float32)
+        one.normal(size=(n - 1, width)).astype(np.float32)
         for one, n in zip(draws, lengths, strict=True)
     ]
     state.features.append([torch.from_numpy(one) for one in some])
@@ -185,7 +188,7 @@ def assert_same_draws(one: DraftTree, other: DraftTree) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 20.0])
-@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens"])
+@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens", "eagle3, 40 tokens"])
 def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
     """With the noise that draws level by level have, so that the text of a seed is the same."""
     target = compiled()
@@ -313,7 +316,7 @@ def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
     assert len(chain.unique()) > 3, "one token all over shows little"
 
 
-@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens"])
+@pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens", "eagle3"])
 def test_a_long_prompts_pairs_are_read_in_pieces(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,23 +428,21 @@ def test_a_vocabulary_that_changes_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "compiles", "why"),
-    [
-        (Eagle, False, "the target does not run there"),
-        (Eagle3, True, "its kind of network"),
-    ],
+    ("compiles", "why"),
+    [(False, "the target does not run there"), (True, "its kind of network")],
 )
 def test_a_format_that_nothing_computes_in_is_refused(
-    cls: type[FeatureDrafter], compiles: bool, why: str
+    compiles: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Eagle3Network, "compilable", lambda network: None)
     model = tiny_target(V, seed=3, hidden=H, dtype=torch.float32, max_length=CONTEXT).model
     target = HFTarget(model, compile=compiles, end_ids=frozenset())
-    drafter = cls(cls.Config(weights="int4"))
+    drafter = Eagle3(Eagle3.Config(weights="int4"))
     drafter.bind(target)
     with pytest.raises(UnsupportedModel, match=f"weights=int4: .*{why}"):
         drafter._engine()
     with pytest.raises(InputError, match="weights must be one of auto, bf16"):
-        cls.Config(weights="int5")
+        Eagle3.Config(weights="int5")
 
 
 @pytest.mark.parametrize("kind", ["eagle", "draft model"])

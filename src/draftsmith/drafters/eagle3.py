@@ -25,9 +25,10 @@ from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.hidden.network import (
     Attend,
     Attention,
+    Compilable,
+    FusionParts,
     PairNetwork,
     RMSNorm,
-    Rotary,
     SwiGLU,
     target_ids,
 )
@@ -74,7 +75,11 @@ class Eagle3Network(PairNetwork):
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, size, bias=False)
         self.register_buffer("d2t", torch.zeros(size, dtype=torch.long))
-        self.rotary = Rotary(config)
+
+    def compilable(self) -> Compilable:
+        layer = self.midlayer
+        beside = FusionParts(fc=self.fc, norm=layer.hidden_norm, beside=layer.input_layernorm)
+        return Compilable(layer=layer, fusion=beside, norm=self.norm, head=self.lm_head)
 
     @property
     def target_ids(self) -> Tensor:

@@ -59,7 +59,6 @@ from draftsmith.drafters.hidden.network import (
     BorrowedHead,
     ConcatLinear,
     RMSNorm,
-    Rotary,
     SwiGLU,
 )
 from draftsmith.drafters.tree_growth import Chain, MakesDraws, Reader
@@ -106,7 +105,6 @@ class ParallelNetwork(BorrowedHead):
             self.markov_in = nn.Linear(hidden, self.rank, bias=False)
             size = getattr(config, "draft_vocab_size", None) or config.vocab_size
             self.markov_out = nn.Linear(self.rank, size, bias=False)
-        self.rotary = Rotary(config)
 
     def context(
         self, embedded_BTH: Tensor, signals_BTS: Tensor, positions_BT: Tensor

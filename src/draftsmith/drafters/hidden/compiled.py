@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from draftsmith.drafters.base import TargetView
-from draftsmith.drafters.hidden.network import FusionNetwork, Network
+from draftsmith.drafters.hidden.network import Compilable, Network
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.config import Weights
 from draftsmith.targets.native.engine import (
@@ -26,29 +26,37 @@ from draftsmith.targets.native.library import Fusion, Layer, Matrix, Model
 
 
 class PairEngine(Runner):
-    """Runs the pairs of a network whose head and embedding are the target's.
+    """Runs the pairs of a network whose embedding is the target's.
 
     Args:
         network: its weights are copied.
+        parts: of it.
         engine: of the target, whose embedding is read where it lies.
         form: one of the formats of `weights.py`.
     """
 
-    def __init__(self, network: FusionNetwork, target: TargetView, engine: Engine, form: str):
+    def __init__(
+        self, network: Network, parts: Compilable, target: TargetView, engine: Engine, form: str
+    ):
         super().__init__(form, network.rotary.module)
         self._target_engine = engine  # whose memory holds the embedding
-        layer, config = network.layers[0], network.config
-        self._layers = (Layer * 1)(self._layer(layer))
-        parts = network.fc.parts()
-        fusion = Fusion(norm=self._norm(parts.norm), both=self._norm(parts.both))
+        config, given = network.config, parts.fusion
+        layer = self._layer(parts.layer)
+        norms = {name: self._norm(getattr(given, name)) for name in ("norm", "both", "beside")}
+        fusion = Fusion(**norms)
+        if given.beside is not None:
+            layer.norm_in = None  # it is that of the tokens alone
         for name in ("fc", "gate", "up", "down"):
-            linear = getattr(parts, name)
+            linear = getattr(given, name)
             setattr(fusion, name, Matrix() if linear is None else self._packed([linear]))
+        self._layers = (Layer * 1)(layer)
         ids_D = network.target_ids
         self.token_of_D = None if ids_D is None else ids_D.cpu().contiguous()
         """Ids of the draft vocabulary's tokens; None: all of them."""
         head = engine.model.head  # where it lies, too
-        if ids_D is not None:
+        if parts.head is not None:
+            head = self._packed([parts.head])
+        elif ids_D is not None:
             rows = torch.nn.Linear(config.hidden_size, len(ids_D), bias=False, device="meta")
             rows.weight = torch.nn.Parameter(target.head_weight().detach()[ids_D], False)
             head = self._packed([rows])
@@ -60,11 +68,11 @@ class PairEngine(Runner):
                 kv_heads=config.num_key_value_heads,
                 width=config.head_dim,
                 mlp=config.intermediate_size,
-                halves=layer.halves,
+                halves=parts.halves,
                 eps=config.rms_norm_eps,
                 scale=config.head_dim**-0.5,
                 layer=self._layers,
-                norm_out=None,
+                norm_out=self._norm(parts.norm),
                 embedding=engine.model.embedding,
                 head=head,
                 fusion=fusion,
@@ -87,10 +95,11 @@ def pair_engine(network: Network, target: TargetView, weights: Weights) -> PairE
     if engine is not None:
         form = {"auto": "int4" if engine.quantised else engine.form, "bf16": "bfloat16"}
         named = form.get(weights, weights)
-        why = _why_not(network, named)
+        parts = network.compilable()
+        why = _why_not(network, parts, named)
         if why is None:
-            assert isinstance(network, FusionNetwork)
-            return PairEngine(network, target, engine, named)
+            assert parts is not None
+            return PairEngine(network, parts, target, engine, named)
     if weights != "auto":
         raise UnsupportedModel(
             f"drafter option weights={weights}: this drafter is not run by the compiled engine, "
@@ -99,8 +108,8 @@ def pair_engine(network: Network, target: TargetView, weights: Weights) -> PairE
     return None
 
 
-def _why_not(network: Network, form: str) -> str | None:
-    if not isinstance(network, FusionNetwork) or not network.compiles:
+def _why_not(network: Network, parts: Compilable | None, form: str) -> str | None:
+    if parts is None:
         return "its kind of network is not written there"
     config = network.config
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")

@@ -210,7 +210,7 @@ class PairReader:
             depth_B,
             most=engine.model.head.rows,
             limit=self._target.max_length,
-            feature_BPH=feature_BPS,
+            feature_BPS=feature_BPS,
             token_of_D=engine.token_of_D,
             draws=None if draws is None else draws(int(depth_B.max())),
             confidence=confidence,

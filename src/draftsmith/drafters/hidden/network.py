@@ -118,9 +118,25 @@ class FusionParts:
     fc: nn.Linear
     norm: nn.Module | None = None
     both: nn.Module | None = None
+    beside: nn.Module | None = None
     gate: nn.Linear | None = None
     up: nn.Linear | None = None
     down: nn.Linear | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compilable:
+    """A network by what the compiled engine computes."""
+
+    layer: nn.Module
+    """With `self_attn`, `mlp` and `post_attention_layernorm`."""
+    fusion: FusionParts
+    halves: int = 1
+    """See `DraftLayer`."""
+    norm: nn.Module | None = None
+    """Before the head."""
+    head: nn.Linear | None = None
+    """None: the target's, over the draft vocabulary."""
 
 
 class ConcatLinear(nn.Linear):
@@ -198,10 +214,16 @@ class Network(nn.Module, abc.ABC):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
+        self.config = config
+        self.rotary = Rotary(config)
 
     @property
     def target_ids(self) -> Tensor | None:
         """[Vd]: the target's id of each draft id, upwards; None: it knows all tokens."""
+        return None
+
+    def compilable(self) -> Compilable | None:
+        """Its parts; None: the engine does not know such a network."""
         return None
 
     @abc.abstractmethod
@@ -228,7 +250,6 @@ class BorrowedHead(Network):
         size = getattr(config, "draft_vocab_size", None) or config.vocab_size
         known = torch.zeros(size, dtype=torch.long) if size < config.vocab_size else None
         self.register_buffer("d2t", known)
-        self.config = config
         # the target's head over the draft vocabulary, and what it was made of
         self._narrow: tuple[Any, Callable[[Tensor], Tensor]] | None = None
 
@@ -266,7 +287,6 @@ class FusionNetwork(BorrowedHead, PairNetwork):
         super().__init__(config)
         self.fc: Any = fusion
         self.layers = nn.ModuleList([DraftLayer(config, halves)])
-        self.rotary = Rotary(config)
 
     def forward(
         self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
@@ -275,10 +295,12 @@ class FusionNetwork(BorrowedHead, PairNetwork):
         out: tuple[Tensor, Tensor] = self.layers[0](mixed, self.rotary(positions_BT, mixed), attend)
         return out
 
-    @property
-    def compiles(self) -> bool:
-        """The compiled engine can run it."""
-        return hasattr(self.fc, "parts")
+    def compilable(self) -> Compilable | None:
+        if not hasattr(self.fc, "parts"):
+            return None
+        layer = self.layers[0]
+        assert isinstance(layer, DraftLayer)
+        return Compilable(layer=layer, fusion=self.fc.parts(), halves=layer.halves)
 
 
 def version_of(tensor: Tensor) -> tuple[int, int]:

@@ -160,8 +160,11 @@ struct Layer {
 //   h = fc [e ; f]                                            fc alone: EAGLE, HASS
 //   x = h + down silu(up [both(norm h) ; both(e)])            without gate: GRIFFIN
 //   x = h + down (silu(gate e) * up (norm h))                 FSPAD
+//
+// With `beside` (EAGLE-3) h is fc f where f is as wide as fc, of the target's layers, and f itself
+// where it is a state of the drafter; x = h, and attention reads [beside(e) ; norm h], 2 H wide.
 struct Fusion {
-  const float *norm, *both;
+  const float *norm, *both, *beside;
   Matrix fc, gate, up, down;
 };
 
@@ -181,8 +184,8 @@ struct Model {
 //   tokens    . . a b        real   0 0 1 1        computed   a b c d e f
 //             c d e f               1 1 1 1
 struct Call {
-  int32_t threads, rows, width, staged, keep, num_signals, last_hidden, cache_bf16;
-  const float* feature;              // [rows, width, hidden], of a drafter
+  int32_t threads, rows, width, staged, keep, num_signals, last_hidden, cache_bf16, feature_width;
+  const float* feature;              // [rows, width, feature_width], of a drafter
   const int64_t *token, *position;   // [rows, width]
   const uint8_t* see;                // [rows, width, staged]: what of the staged columns a token sees
   const int64_t* column;             // [rows, staged], in the cache
@@ -215,6 +218,7 @@ struct Chain {
 // The tokens that are computed, one behind the other.
 struct Batch {
   int tokens = 0, longest = 0;                    // longest: keys that any token sees, at most
+  int feature_width = 0;
   const float* feature = nullptr;
   float* logits = nullptr;
   std::vector<int64_t> token;
@@ -254,7 +258,7 @@ struct Batch {
       }
     }
     tokens = (int)token.size();
-    feature = c.feature, logits = c.logits;
+    feature = c.feature, feature_width = c.feature_width, logits = c.logits;
     return true;
   }
 };
@@ -390,13 +394,13 @@ struct Engine {
   explicit Engine(const Model& given) : model(given), layers(given.layer, given.layer + given.layers) {
     const bool pairs = model.fusion.fc.data;
     int most = std::max(std::max(model.hidden, model.mlp), model.heads * model.width);
-    if (pairs) most = std::max(most, 2 * model.hidden);
+    if (pairs) most = std::max(most, std::max(2 * model.hidden, model.fusion.fc.cols));
     hidden.resize((size_t)CHUNK * model.hidden);
     normed.resize((size_t)CHUNK * most);
     qkv.resize((size_t)CHUNK * layers[0].qkv.panels() * LANES);
     mixed.resize((size_t)CHUNK * model.heads * model.width);
     inner.resize((size_t)CHUNK * model.mlp);
-    if (pairs) pair.resize((size_t)CHUNK * 2 * model.hidden);
+    if (pairs) pair.resize((size_t)CHUNK * std::max(2 * model.hidden, model.fusion.fc.cols));
     if (model.halves == 2) regress.resize(hidden.size());
     q.resize((size_t)CHUNK * most);
     scale.resize((size_t)CHUNK * most / 16);
@@ -457,9 +461,33 @@ struct Engine {
     });
   }
 
+  // To `hidden` the residual, to `pair` what attention reads beside it.
+  void fuse_beside(int member, int first, int tokens) {
+    const Fusion& f = model.fusion;
+    const int H = model.hidden, S = batch.feature_width;
+    const Range some = share(tokens, member, team->members());
+    float* given = S == H ? hidden.data() : pair.data();
+    for (int t = some.from; t < some.to; ++t)
+      std::memcpy(given + (size_t)t * S, batch.feature + (size_t)batch.place[first + t] * S, 4 * S);
+    meeting->wait();
+    if (S != H) {
+      Input in = ready(member, f.fc, pair.data(), tokens, nullptr);
+      product(member, f.fc, in, tokens, 1, [&](int t, int r, F v) { store(hidden.data() + (size_t)t * H + r, v); });
+      meeting->wait();
+    }
+    for (int t = some.from; t < some.to; ++t) {
+      float* e = pair.data() + (size_t)t * 2 * H;
+      read_row(model.embedding, batch.token[first + t], e);
+      normalise(e, f.beside, model.eps, H, e);
+      normalise(hidden.data() + (size_t)t * H, f.norm, model.eps, H, e + H);
+    }
+    meeting->wait();
+  }
+
   // What the layer of a drafter reads of tokens and states, to `hidden`.
   void fuse(int member, int first, int tokens) {
     const Fusion& f = model.fusion;
+    if (f.beside) return fuse_beside(member, first, tokens);
     const int H = model.hidden;
     const Range some = share(tokens, member, team->members());
     auto e = [&](int t) { return pair.data() + (size_t)t * 2 * H; };
@@ -536,7 +564,8 @@ struct Engine {
     const int width = model.width, heads = model.heads, kv = model.kv_heads, half = width / 2;
     const int all_heads = heads + 2 * kv, row = l.qkv.panels() * LANES;
     {
-      Input in = ready(member, l.qkv, hidden.data(), tokens, l.norm_in);
+      const float* x = model.fusion.beside ? pair.data() : hidden.data();
+      Input in = ready(member, l.qkv, x, tokens, l.norm_in);
       product(member, l.qkv, in, tokens, 1, [&](int t, int r, F v) { store(qkv.data() + (size_t)t * row + r, v); });
     }
     meeting->wait();
@@ -620,7 +649,8 @@ struct Engine {
     if (c.last_hidden)
       for (int t = some.from; t < some.to; ++t) {
         float* to = c.signal + ((size_t)batch.place[first + t] * kinds + c.num_signals) * H;
-        if (model.norm_out) normalise(goes_on + (size_t)t * H, model.norm_out, model.eps, H, to);
+        const bool norm = model.norm_out && !model.fusion.fc.data;  // a drafter's states go on as they are
+        if (norm) normalise(goes_on + (size_t)t * H, model.norm_out, model.eps, H, to);
         else std::memcpy(to, goes_on + (size_t)t * H, 4 * H);
       }
     int upto = done;
@@ -702,7 +732,7 @@ struct Engine {
       });
       if (std::all_of(row.begin(), row.end(), [&](int b) { return chain.count[b] <= step + 1; })) break;
       feature = state;
-      batch.feature = feature.data();
+      batch.feature = feature.data(), batch.feature_width = H;
       batch.tokens = rows;
       for (auto* one : {&batch.position, &batch.slot, &batch.committed, &batch.place, &batch.logit_at}) one->resize(rows);
       batch.row = batch.logit_to = row;

@@ -224,11 +224,11 @@ class Runner:
         block: Block,
         keep: int,
         signals: Signals,
-        feature_BTH: Tensor | None = None,
+        feature_BTS: Tensor | None = None,
     ) -> TargetOutput:
-        """As `Target.forward`; logits and signals in float32. `feature_BTH`: the states that a
-        drafter reads beside the tokens."""
-        call, held = self._call(tokens_BT, block, keep, feature_BTH)
+        """As `Target.forward`; logits and signals in float32. `feature_BTS`: the states that a
+        drafter reads beside the tokens, the target's or its own."""
+        call, held = self._call(tokens_BT, block, keep, feature_BTS)
         layers = np.array(signals.layers, dtype=np.int32)
         kinds = len(layers) + signals.last_hidden
         # nothing is written for padding
@@ -254,7 +254,7 @@ class Runner:
         *,
         most: int,
         limit: int | None = None,
-        feature_BPH: Tensor | None = None,
+        feature_BPS: Tensor | None = None,
         token_of_D: Tensor | None = None,
         draws: Draws | None = None,
         confidence: float = 0.0,
@@ -266,7 +266,7 @@ class Runner:
             depth_B: how many tokens each row wants, at most.
             most: rows of the head that count.
             limit: the length of the context; positions beyond it stand still at its end.
-            feature_BPH: see `forward`; later tokens are read with the network's own states.
+            feature_BPS: see `forward`; later tokens are read with the network's own states.
             token_of_D: the token that each row of the head stands for; None: its number.
             draws: how tokens are drawn; None: the most probable ones.
             confidence: a row's chain ends behind the token that makes it less probable than this.
@@ -286,7 +286,7 @@ class Runner:
         if limit is not None and int(cache.lengths_B.max()) + again >= limit:
             block.stop_at(limit - 1)
             staged.stop_at(limit - 1)
-        call, held = self._call(tokens_BP, block, 1, feature_BPH, room=again)
+        call, held = self._call(tokens_BP, block, 1, feature_BPS, room=again)
         position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
         chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
         count_B = np.array(depth_B, dtype=np.int64)  # a copy, which the extension writes
@@ -321,7 +321,7 @@ class Runner:
         tokens_BT: Tensor | np.ndarray,
         block: Block,
         keep: int,
-        feature_BTH: Tensor | None,
+        feature_BTS: Tensor | None,
         room: int = 0,
     ) -> tuple[Call, list[Any]]:
         """The call of a forward, outputs aside, and the arrays that it points to. `room`: tokens
@@ -334,7 +334,7 @@ class Runner:
         cosine, sine = self._rotation(int(position.max(initial=0)) + 1 + room)
         store = block.cache.whole()
         strides = store.stride()
-        feature = None if feature_BTH is None else feature_BTH.float().contiguous()
+        feature = None if feature_BTS is None else feature_BTS.float().contiguous()
         rows, width, staged = see.shape
         call = Call(
             threads=max(torch.get_num_threads(), 1),
@@ -343,6 +343,7 @@ class Runner:
             staged=staged,
             keep=min(keep, width),
             cache_bf16=int(store.dtype == torch.bfloat16),
+            feature_width=0 if feature is None else feature.shape[-1],
             feature=None if feature is None else feature.data_ptr(),
             token=token.ctypes.data,
             position=position.ctypes.data,

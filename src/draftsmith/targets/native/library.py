@@ -80,7 +80,7 @@ class Fusion(Structure):
     """`Fusion` of engine.cpp."""
 
     _fields_ = [
-        *[(name, c_void_p) for name in ("norm", "both")],
+        *[(name, c_void_p) for name in ("norm", "both", "beside")],
         *[(name, Matrix) for name in ("fc", "gate", "up", "down")],
     ]
 
@@ -109,6 +109,7 @@ class Call(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("threads", "rows", "width", "staged", "keep")],
         *[(name, c_int32) for name in ("num_signals", "last_hidden", "cache_bf16")],
+        ("feature_width", c_int32),
         *[(name, c_void_p) for name in ("feature", "token", "position", "see", "column", "slot")],
         ("first_slot", c_int64),
         *[(name, c_void_p) for name in ("committed", "cache")],
