@@ -12,6 +12,7 @@ import numpy as np
 from draftsmith.bench.arms import time_decode
 from draftsmith.bench.costs import CostTable, Workload, chain_arms, doubling, open_meter
 from draftsmith.bench.costs import step_costs as costs_by_length
+from draftsmith.bench.loops import in_loops
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
@@ -21,6 +22,7 @@ from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.config import drafter_manifest
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.errors import InputError
@@ -60,6 +62,14 @@ class PromptSet:
     def cost_temperature(self) -> float:
         """The temperature at which its steps were measured."""
         return min(TEMPERATURES[-1], self.temperature)
+
+    @property
+    def ids(self) -> range:
+        return range(self.first_id, self.first_id + len(self.prompts))
+
+    def options(self, tokens: int) -> DecodeOptions:
+        sampler = Sampler(temperature=self.temperature)
+        return DecodeOptions(sampler=sampler, max_new_tokens=tokens, ignore_end=True)
 
     def alone(self) -> list[PromptSet]:
         """A set for each prompt."""
@@ -192,6 +202,15 @@ class Noted:
         self.policy.learn(rows)
 
 
+def loop_share(target: HFTarget, prompts: PromptSet, tokens: int) -> float:
+    """The share of the target's own tokens that lies in repetition loops, which flatter drafts."""
+    drafter = NoDrafter()
+    drafter.bind(target)
+    plain = Arm(name="none", drafter=drafter)
+    run = time_decode(target, plain, prompts.prompts, prompts.options(tokens), prompts.ids)
+    return float(np.concatenate([in_loops(text) for text in run.tokens]).mean())
+
+
 def price(
     target: HFTarget,
     arm: Arm,
@@ -201,14 +220,12 @@ def price(
 ) -> Priced:
     """Decode all prompts."""
     measured = by_temperature[f"{prompts.cost_temperature:g}"]
-    options = DecodeOptions(
-        sampler=Sampler(temperature=prompts.temperature), max_new_tokens=tokens, ignore_end=True
-    )
+    options = prompts.options(tokens)
     table, by_length = measured.table, measured.by_length[arm.name]
     depth = arm.used_shape.depth
     policy = arm.policy or AdaptiveLength(first=depth, shortest=depth, longest=depth)
     noted = Noted(policy, [])
-    ids = range(prompts.first_id, prompts.first_id + len(prompts.prompts))
+    ids = prompts.ids
     probes = arm.drafter.max_nodes(TreeShape())
     # the controller learns from text to text; how wide a forward with probes is, is only seen alone
     alone = isinstance(policy, Learning) or probes > 0

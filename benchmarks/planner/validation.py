@@ -141,6 +141,8 @@ def timed(records: Sequence[RunRecord], speeds: Mapping[str, Any], arm: str) -> 
         "speedup_ci95": None if ends is None else [ends.low, ends.high],
         "predicted_by_the_steps_taken": found.predicted_speedup,
         "tokens_per_step": found.tokens_per_step,
+        "loop_share": found.loop_share,
+        "tokens_per_step_outside_loops": found.decode_tokens_per_step_outside_loops,
         "latency": latency(records, arm),
     }
 

@@ -65,6 +65,25 @@ def test_the_fastest_draft_is_tied_with_those_it_cannot_be_told_from(
     assert verdict(drafts, mixed)["tied_by_the_clock"] == ["good"]
 
 
+@pytest.mark.skipif(not TARGET.is_dir(), reason="models/mini-code is not here")
+def test_the_study_of_the_length_policy_counts_the_loops_of_its_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for folder in (BENCHMARKS, BENCHMARKS / "planner"):
+        monkeypatch.syspath_prepend(folder)
+    from controller_prices import PromptSet, loop_share
+
+    from draftsmith.targets.hf import load_target
+
+    target = load_target(str(TARGET), dtype="float32")
+    again = tuple(target.tokenizer.encode("x = 1\n" * 24, add_special_tokens=False))
+    shares = [
+        loop_share(target, PromptSet(name="", prompts=(again,), temperature=at, first_id=0), 48)
+        for at in (0.0, 4.0)  # at 4 the law is almost uniform
+    ]
+    assert shares[0] > 0.9 and shares[1] < 0.1, shares
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not TARGET.is_dir(), reason="models/mini-code is not here")
 def test_a_quick_run_measures_predicts_and_keeps_its_results_to_itself(
@@ -76,6 +95,9 @@ def test_a_quick_run_measures_predicts_and_keeps_its_results_to_itself(
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--work", str(tmp_path)])
     runpy.run_path(str(script), run_name="__main__")
     record = json.loads((tmp_path / "planner_validation_quick.json").read_text())
+    timed = [one for draft in record["drafts"] for one in draft["measured"].values()]
+    assert all(0 <= one["loop_share"] <= 1 for one in timed)
+    assert all("tokens_per_step_outside_loops" in one for one in timed)
     sizes = [draft["params"] for draft in record["drafts"]]
     assert len(sizes) == 5
     assert sizes == sorted(sizes)
