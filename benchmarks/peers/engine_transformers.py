@@ -12,11 +12,18 @@ def open_engine(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[..., 
 
     torch.set_num_threads(options["threads"])
     dtype = {"bf16": torch.bfloat16, "float32": torch.float32}[options["weights"]]
-    model = transformers.AutoModelForCausalLM.from_pretrained(options["folder"], dtype=dtype).eval()
-    more = {}
-    if options.get("prompt_lookup"):
+
+    def load(folder: str) -> Any:
+        found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        found.generation_config.eos_token_id = None  # texts of the asked length
+        return found
+
+    model = load(options["folder"])
+    more: dict[str, Any] = {}
+    if "prompt_lookup" in options:
         more["prompt_lookup_num_tokens"] = options["prompt_lookup"]
-    model.generation_config.eos_token_id = None  # texts of the asked length
+    if "assistant" in options:
+        more["assistant_model"] = load(options["assistant"])
 
     def generate(prompt: list[int], count: int) -> list[int]:
         ids = torch.tensor([prompt])

