@@ -298,6 +298,19 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any] | None:
     return json.loads(line) if line else None
 
 
+def warmed(workers: list[Worker], prompt: list[int], count: int) -> list[Worker]:
+    """Those that answer; the others are named, so that one mode does not end a run of an hour."""
+    found = []
+    for worker in workers:
+        try:
+            worker.ask(prompt, count)
+            found.append(worker)
+        except (RuntimeError, OSError) as error:
+            print(f"{worker.row.engine} ({worker.row.drafter}) is left out: {error}")
+            worker.process.kill()
+    return found
+
+
 def measure(
     workers: list[Worker], prompts: list[list[int]], count: int, repeats: int, draw: random.Random
 ) -> None:
@@ -305,7 +318,6 @@ def measure(
     for worker in workers:
         worker.seconds = [[] for _ in prompts]
         worker.texts = [[] for _ in prompts]
-        worker.ask(prompts[0], count)  # warm
     for repeat in range(repeats):
         for number, prompt in enumerate(prompts):
             for worker in draw.sample(workers, len(workers)):
@@ -403,6 +415,7 @@ def main() -> None:
             worker = start(row, logs / f"{number}-{row.engine}-{row.drafter}.log")
             if worker is not None:
                 workers.append(worker)
+    workers = warmed(workers, prompts[0], options.max_new_tokens)
     measure(workers, prompts, options.max_new_tokens, options.repeats, random.Random(0))
     records = summarise(workers, options.max_new_tokens)
     facts = {

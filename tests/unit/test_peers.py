@@ -25,7 +25,7 @@ from draftsmith.drafters.hidden.checkpoint import save_network
 from draftsmith.drafters.hidden.network import draft_config
 from draftsmith.errors import InputError
 from peers import engine_openvino, engine_transformers, engine_vllm
-from peers.compare import Files, Row, Worker, prepare, rows, start, summarise
+from peers.compare import Files, Row, Worker, prepare, rows, start, summarise, warmed
 from peers.files import write_eagle, write_gguf
 
 TOKENS = [f"t{number}" for number in range(300)]
@@ -349,6 +349,32 @@ def test_a_worker_has_the_environment_of_its_row(
     worker.process.stdin.close()
     assert worker.process.wait(timeout=30) == 0
     assert worker.facts["version"] == "given kept"
+
+
+def test_a_worker_that_does_not_answer_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = []
+    for name, tokens in (("good", "[1, 2]"), ("short", "[1]"), ("dead", None)):
+        python = tmp_path / name
+        answer = f'echo \'{{"seconds": 1.0, "tokens": {tokens}}}\'; cat > /dev/null'
+        python.write_text(
+            "#!/bin/sh\n"
+            'echo "{\\"ready\\": {}}"\n'
+            "read request\n"
+            f"{answer if tokens else 'exit 3'}\n"
+        )
+        python.chmod(0o755)
+        worker = start(Row(name, "plain", "none", "w", "m", python, {}), tmp_path / "log")
+        assert worker is not None
+        workers.append(worker)
+    assert [one.row.engine for one in warmed(workers, [5], 2)] == ["good"]
+    told = capsys.readouterr().out
+    assert "short" in told and "1 of 2 tokens" in told
+    assert "dead" in told and "ended" in told
+    for worker in workers:
+        worker.process.kill()
+        worker.process.wait(timeout=30)
 
 
 # --------------------------------------------------------------------------- figures
