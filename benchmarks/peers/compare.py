@@ -146,9 +146,9 @@ def _draftsmith(files: Files, threads: int) -> Iterator[Row]:
         ("suffix+hass", f"suffix+{LAYER}", None),
     ]
     if files.draft is not None:
-        drafters.append(("draft_model", f"independent:{files.draft}", None))
+        drafters.append(("draft_model", f"independent:{files.draft}", "auto"))
     if files.eagle is not None:
-        drafters.append(("eagle", f"eagle:{files.eagle}", None))
+        drafters.append(("eagle", f"eagle:{files.eagle}", "auto"))
     for weights, name in (("auto", "Q4_1"), ("int8", "int8"), ("w8a8", "w8a8"), ("bf16", "bf16")):
         base: dict[str, Any] = {"target": str(files.gguf), "weights": weights, "threads": threads}
         plain = base | {"drafter": "none", "draft_length": None}
@@ -379,7 +379,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", default="", help="engines, separated by commas")
+    parser.add_argument(
+        "--only", default="", help="engines, or engine:drafter, separated by commas"
+    )
     parser.add_argument(
         "--draft-model", type=Path, help="folder of a small Llama with the target's tokens"
     )
@@ -411,7 +413,7 @@ def main() -> None:
     for number, row in enumerate(rows(options.envs, known, options.threads)):
         if isinstance(row, str):
             print(row)
-        elif not only or row.engine in only:
+        elif not only or not {row.engine, f"{row.engine}:{row.drafter}"}.isdisjoint(only):
             worker = start(row, logs / f"{number}-{row.engine}-{row.drafter}.log")
             if worker is not None:
                 workers.append(worker)
