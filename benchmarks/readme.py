@@ -1,9 +1,9 @@
 """Fill the blocks of measurements in README.md, docs/measured.md and docs/engine.md.
 
-    draftsmith quickstart --out runs/quickstart      # on an idle machine
+    draftsmith quickstart --models models/mini-code --out runs/mini-code   # on an idle machine
     python benchmarks/readme.py
 
-Reads runs/quickstart/summary.json and benchmarks/results/*.json; what is not there is left out.
+Reads runs/mini-code/summary.json and benchmarks/results/*.json; what is not there is left out.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def quickstart() -> Iterator[str]:
-    folder = ROOT / "runs" / "quickstart"
+    folder = ROOT / "runs" / "mini-code"
     if not (folder / "run.json").exists():
         return
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     ended = json.loads((folder / "run.json").read_text(encoding="utf-8"))["ended"]
     found = [one for one in summary["drafters"] if one["name"] != "transformers"]
     yield (
-        f"`make quickstart` on {ended[:10]}: {found[0]['prompts']} held-out pieces of Python code "
-        "on `models/mini-code` (8.4 M target, 0.7 M draft), batch 1, medians and 95 % intervals."
+        f"`draftsmith quickstart` on {ended[:10]}: {found[0]['prompts']} held-out pieces of "
+        "Python code on `models/mini-code` (8.4 M target, 0.7 M draft), batch 1, medians and 95 % "
+        "intervals."
     )
     yield ""
     rows = []
@@ -294,7 +295,7 @@ def fill(page: str, lines: list[str], name: str = "measured") -> None:
 
 def machine() -> list[str]:
     """The machine of the quickstart run."""
-    path = ROOT / "runs" / "quickstart" / "run.json"
+    path = ROOT / "runs" / "mini-code" / "run.json"
     if not path.exists():
         return []
     found = json.loads(path.read_text(encoding="utf-8"))["machine"]

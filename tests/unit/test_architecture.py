@@ -70,7 +70,7 @@ LIGHT = [
     "targets.config",
 ]
 # of `commands`, what a verb imports when it runs
-BODIES = {"commands.quickstart_demo"}
+BODIES = {"commands.quickstart_demo", "commands.quickstart_real"}
 HEAVY = {
     "torch",
     "transformers",

