@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from draftsmith import cli
+from draftsmith.bench.loops import in_loops
 from draftsmith.bench.pairs import (
     LengthTrial,
+    Pair,
+    Perplexity,
     acceptance,
     agreement,
     count_accepted,
@@ -124,6 +128,36 @@ def test_every_step_is_counted_or_left_out(end_ids: frozenset[int]) -> None:
             left -= len(step.emitted[0])
     assert steps(trial) == [whole.count(n) for n in range(gamma + 1)]
     assert trial.left_out > 0
+
+
+def test_drafts_that_begin_outside_of_loops_are_counted_apart() -> None:
+    """Against the steps of each text alone: greedy texts of a table end in a loop."""
+    target = TabularTarget(6)
+    drafter, prompts, gamma = bound(TabularTarget(6, seed=1), target), [[1], [3, 4], [5]], 2
+    options = DecodeOptions(max_new_tokens=40)
+    trials, made = count_accepted(target, drafter, prompts, options, (gamma,), batch_size=2)
+    (trial,) = trials
+    wanted: Counter[int] = Counter()
+    looped = 0
+    for prompt, one in zip(prompts, made, strict=True):
+        inside = in_loops(one.token_ids)
+        looped += int(inside.sum())
+        place = 0
+        alone = replace(options, shape=TreeShape.chain(gamma))
+        for step in decode(target, drafter, [prompt], alone):
+            if step.offered_depth[0] == gamma and not inside[place]:
+                wanted[step.accepted[0]] += 1
+            place += len(step.emitted[0])
+    assert trial.outside == wanted and trial.looped == looped
+    assert 0 < wanted.total() < trial.found.total()
+    read = Perplexity(
+        value=2.0, moe=None, loss=0.7, tokens=9, documents=1, cut=0, unread=0, longest=9
+    )
+    pair = Pair(name="d", draft=target, perplexity=read, trials=trials, agreement=None)
+    assert pair.loop_share == looped / sum(len(one.token_ids) for one in made)
+    refused = wanted[0] + wanted[1]
+    accepted = wanted[1] + 2 * wanted[2]
+    assert pair.alpha_outside_loops == accepted / (accepted + refused)
 
 
 def test_rows_that_are_done_are_not_counted() -> None:
@@ -305,6 +339,8 @@ def test_every_pair_and_protocol_has_a_line(measured: Path) -> None:
     assert {row["target_params"] for row in rows} == {str(weights)} == {far["draft_params"]}
     assert rows[-1]["tokens_per_step_3"] == "" != rows[-2]["tokens_per_step_3"]
     assert {row["temperature"] for row in rows} == {"0.0"}
+    assert all(0 <= float(row["loop_share"]) <= 1 for row in rows)
+    assert all((row["alpha_outside_loops"] == "") == (row["protocol"] != "decoded") for row in rows)
 
 
 def test_counts_add_up_to_the_steps(measured: Path) -> None:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftsmith.bench.loops import in_loops
 from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, Generation, generate
@@ -93,14 +94,33 @@ class LengthTrial:
     """Steps whose draft was not whole."""
     found: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Whole drafts by the number of the prompt and that of accepted tokens."""
+    placed: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
+    """Each whole draft: prompt, where in its text it begins, accepted tokens."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Tokens of each prompt's text so far."""
+    looped: int = 0
+    """Tokens in repetition loops (`bench.loops`)."""
+    outside: Counter[int] = field(default_factory=Counter)
+    """Whole drafts that begin outside of loops, by accepted tokens."""
 
     def add(self, step: DecodeStep, numbers: range) -> None:
         """Count a step; `numbers`: the prompts of its rows."""
         for row, number in enumerate(numbers):
             if step.active[row] and step.offered_depth[row] == self.gamma:
                 self.found[number, step.accepted[row]] += 1
+                self.placed.append((number, self.lengths[number], step.accepted[row]))
             elif step.active[row]:
                 self.left_out += 1
+            self.lengths[number] += len(step.emitted[row])
+
+    def see_loops(self, made: Sequence[Generation]) -> None:
+        """Count loops; `made`: the texts of all prompts."""
+        marks = [in_loops(one.token_ids) for one in made]
+        self.looped = int(sum(mark.sum() for mark in marks))
+        for number, place, accepted in self.placed:
+            # where stop strings cut a text, its last draft may begin behind the cut
+            if place < len(marks[number]) and not marks[number][place]:
+                self.outside[accepted] += 1
 
     @property
     def counts(self) -> tuple[LengthCount, ...]:
@@ -131,6 +151,7 @@ def count_accepted(
         trial = LengthTrial(gamma=gamma)
         chain = replace(options, shape=TreeShape.chain(gamma), seed=options.seed + gamma)
         made = generate(target, drafter, prompts, chain, batch_size=batch_size, on_step=trial.add)
+        trial.see_loops(made)
         trials.append(trial)
     return tuple(trials), made
 
@@ -327,6 +348,21 @@ class Pair:
         return acceptance(self.trials)
 
     @property
+    def loop_share(self) -> float | None:
+        """Of the tokens of all texts, those in repetition loops; None: there are none."""
+        tokens = sum(trial.lengths.total() for trial in self.trials)
+        return sum(trial.looped for trial in self.trials) / tokens if tokens else None
+
+    @property
+    def alpha_outside_loops(self) -> float | None:
+        """The decoded rate of drafts that begin outside of loops; None: there are none."""
+        accepted = refused = 0
+        for trial in self.trials:
+            accepted += sum(depth * count for depth, count in trial.outside.items())
+            refused += sum(c for depth, c in trial.outside.items() if depth < trial.gamma)
+        return accepted / (accepted + refused) if accepted + refused else None
+
+    @property
     def steps(self) -> int:
         """The number of whole drafts, of all lengths."""
         return sum(trial.found.total() for trial in self.trials)
@@ -374,6 +410,8 @@ class Measured:
                     "draft_ppl_moe": pair.perplexity.moe,
                     "temperature": temperature,
                     "protocol": protocol,
+                    "loop_share": pair.loop_share,
+                    "alpha_outside_loops": None if found is None else pair.alpha_outside_loops,
                 }
                 tokens = {} if found is None else found.tokens_per_step
                 rows.append(

@@ -305,6 +305,8 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
 
 def show_pairs(found: Measured, name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Print the target's perplexity, the table of pairs, and how many drafts were counted."""
+    from draftsmith.bench.summary import percent
+
     own, plain = found.perplexity, found.unquantised
     documents = "1 document" if own.documents == 1 else f"{own.documents} documents"
     title = (
@@ -319,7 +321,7 @@ def show_pairs(found: Measured, name: str, rows: Sequence[dict[str, Any]]) -> No
         return
     show(
         title,
-        ("draft", "perplexity", "acceptance rate", "least squares", "protocol"),
+        ("draft", "perplexity", "acceptance rate", "least squares", "protocol", "outside loops"),
         [
             (
                 row["draft"],
@@ -327,6 +329,7 @@ def show_pairs(found: Measured, name: str, rows: Sequence[dict[str, Any]]) -> No
                 _with_margin(row["alpha"], row["moe"]),
                 row["alpha_least_squares"],
                 row["protocol"],
+                percent(row["alpha_outside_loops"]),
             )
             for row in rows
         ],
@@ -336,7 +339,8 @@ def show_pairs(found: Measured, name: str, rows: Sequence[dict[str, Any]]) -> No
         say(
             [
                 f"{pair.steps} whole drafts of {lengths[0]} to {lengths[-1]} tokens counted; "
-                f"{pair.left_out} steps left out, whose draft was shorter"
+                f"{pair.left_out} steps left out, whose draft was shorter; "
+                f"{percent(pair.loop_share)} of the tokens in repetition loops"
             ],
             pair.name,
         )
