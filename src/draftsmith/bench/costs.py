@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from draftsmith.bench.arms import WidthMeter, make_recorder, now
 from draftsmith.bench.records import CostSeconds
@@ -59,6 +58,7 @@ from draftsmith.provenance import (
 )
 from draftsmith.targets.base import Target, feed_beginning
 from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.threads import structure
 
 _log = logging.getLogger(__name__)
 
@@ -552,7 +552,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
             "drafter": {
                 "kind": type(arm.drafter).__name__,
                 "options": as_dict(arm.drafter.config),
-                "weights": _structure(arm.drafter),
+                "weights": structure(arm.drafter),
                 "longest": arm.used_shape.depth,
             },
             # what a drawn token costs depends on how laws are cut, hardly on the temperature
@@ -573,15 +573,10 @@ def _model_facts(target: Target) -> dict[str, Any]:
         "vocab_size": target.vocab_size,
         "dtype": str(target.dtype),
         "device": str(target.device),
-        "weights": _structure(target.model) if isinstance(target, HFTarget) else None,
+        "weights": structure(target.model) if isinstance(target, HFTarget) else None,
         "attention": target.attn_implementation if isinstance(target, HFTarget) else None,
         "engine": target.engine if isinstance(target, HFTarget) else None,
     }
-
-
-def _structure(model: nn.Module) -> str:
-    """Return a digest of names, shapes and formats of the parameters; values cost nothing."""
-    return digest([[n, list(p.shape), str(p.dtype)] for n, p in model.named_parameters()])
 
 
 def with_controllers(

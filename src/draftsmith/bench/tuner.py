@@ -39,6 +39,7 @@ from draftsmith.bench.costs import (
     open_meter,
     step_costs,
 )
+from draftsmith.bench.threads import ThreadCosts, tune_threads
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm, DraftCounts
 from draftsmith.core.sampling import Sampler
@@ -162,6 +163,8 @@ class Tuning:
     batches: tuple[BatchEstimate, ...]
     plain_tokens_per_second: float
     """Pace of plain decoding, by the cost table."""
+    threads: ThreadCosts | None = None
+    """None: there was nothing to choose."""
 
     @property
     def winner(self) -> Candidate:
@@ -390,6 +393,8 @@ class Tuner:
     def tune(self) -> Tuning:
         """Measure costs, decode with every shape, predict."""
         warn_if_busy()
+        # before all else, which is then measured with as many
+        threads = tune_threads(self.target, self._workload(1).text(1 << 40))
         meter, costs = self._measure(1)
         rng = np.random.default_rng(self._config.sampling.seed)
         table, draws = meter.table(), [meter.redrawn(rng) for _ in range(DRAWS)]
@@ -404,18 +409,22 @@ class Tuner:
             costs=costs,
             batches=self._batches(measurements, table),
             plain_tokens_per_second=1 / table.target_seconds(1),
+            threads=threads,
+        )
+
+    def _workload(self, rows: int) -> Workload:
+        return Workload(
+            prompts=self._prompts,
+            max_new_tokens=self._config.max_new_tokens,
+            predictions=self._predictions,
+            rows=rows,
         )
 
     def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
         """Measure costs with so many rows, and those of chains by length, which --draft-length auto
         will find in the cache."""
         _log.info("measuring what steps cost with %d row%s", rows, "s" if rows > 1 else "")
-        workload = Workload(
-            prompts=self._prompts,
-            max_new_tokens=self._config.max_new_tokens,
-            predictions=self._predictions,
-            rows=rows,
-        )
+        workload = self._workload(rows)
         chains = [arm for candidate in self._candidates for arm in candidate.timed]
         trees = [entry.arm for candidate in self._candidates for entry in candidate.trees]
         meter = open_meter(self.target, [*chains, *trees], self._sampler, workload)

@@ -1,5 +1,5 @@
 """`draftsmith tune`: which drafter, and which length or tree, pays on this machine; or that none
-does.
+does; and with how many threads.
 
 OUT/tune.json     all figures, and what to do;   OUT/figures/   the same to look at
 OUT/run.json      how it was made; written last
@@ -55,6 +55,7 @@ def run(options: TuneOptions) -> dict[str, Any]:
         "sentence": advice(tuning.winner),
         "evidence": evidence(tuning.winner, len(tuning.candidates)),
         "batches": batch_advice(tuning.by_batch),
+        "threads": "" if tuning.threads is None else tuning.threads.sentence(),
     }
     command = paste(options, tuning.winner)
     content = payload(options, tuner.target, tuning, sentences, command)
@@ -145,6 +146,9 @@ def payload(
             for name, measurement in longest.items()
         },
         "step_seconds": {portable_text(name): costs for name, costs in tuning.costs.items()},
+        "threads": None
+        if tuning.threads is None
+        else {"best": tuning.threads.best, "seconds_by_width": tuning.threads.seconds},
         "batches": [
             {"rows": one.rows, **_shape(one.measurement), "speedup": one.speedup}
             for one in tuning.batches

@@ -53,6 +53,7 @@ from draftsmith.targets.support import (
     self_check,
     stored_tensors,
 )
+from draftsmith.targets.threads import take_kept_threads
 
 _log = logging.getLogger(__name__)
 
@@ -554,7 +555,10 @@ def open_target(model: ModelConfig, *, quiet: bool = False) -> BindableTarget:
     kind, colon, source = name.partition(":")
     if not colon or kind not in plugin_names(TARGETS):
         options = vars(model).copy()
-        return load_target(options.pop("target"), **options)
+        loaded = load_target(options.pop("target"), **options)
+        if loaded.device.type == "cpu":
+            take_kept_threads(loaded.name, loaded.model, loaded.engine)
+        return loaded
     plain = ModelConfig(target=name, dtype=model.dtype, device=model.device)
     if model != plain:
         raise InputError(

@@ -1,0 +1,121 @@
+"""How many threads a CPU has for a model's forwards, as `tune` measured it on this machine.
+
+    tune          times forwards with 1, 2, ... threads and writes ~/.cache/draftsmith/threads/...
+    open_target   reads the file of this machine, software and model; none: as many as torch takes
+
+The compiled engine takes as many threads as torch has. OMP_NUM_THREADS in the environment is the
+caller's choice: then nothing is measured, and nothing is read. The number changes no output of the
+engine: each sum is one thread's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from draftsmith.errors import DraftsmithError
+from draftsmith.provenance import (
+    cache_folder,
+    digest,
+    jsonable,
+    machine_summary,
+    portable_text,
+    read_json,
+    versions,
+    write_json_atomic,
+)
+
+_log = logging.getLogger(__name__)
+
+CHOSEN = "OMP_NUM_THREADS"
+
+
+def usable_threads() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def structure(model: nn.Module) -> str:
+    """Return a digest of names, shapes and formats of the parameters; values cost nothing."""
+    return digest([[n, list(p.shape), str(p.dtype)] for n, p in model.named_parameters()])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadFile:
+    """The file that keeps the number of threads of one machine, software and model.
+
+    One that cannot be read, or belongs to something else, is ignored; a folder that cannot be
+    written keeps nothing. Both are logged, neither stops a run.
+    """
+
+    path: Path
+    key: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, model: nn.Module, engine: str | None) -> ThreadFile:
+        """`engine`: what runs its forwards, as `HFTarget.engine`."""
+        machine = machine_summary()
+        for changing in ("memory_gib", "torch_threads"):
+            del machine[changing]
+        key = jsonable(
+            {
+                "machine": machine,
+                "versions": versions(),
+                "target": name,
+                "weights": structure(model),
+                "engine": engine,
+            }
+        )
+        return cls(path=cache_folder("threads") / f"{digest(key)[:24]}.json", key=key)
+
+    @property
+    def place(self) -> str:
+        """The path, as messages name it."""
+        return portable_text(str(self.path))
+
+    def load(self) -> int | None:
+        """The number that is kept and possible here; None: there is none."""
+        if not self.path.exists():
+            return None
+        try:
+            content = read_json(self.path)
+            if content["key"] == self.key and 1 <= int(content["threads"]) <= usable_threads():
+                return int(content["threads"])
+        except (DraftsmithError, KeyError, TypeError, ValueError):
+            pass
+        _log.info("%s is damaged or of something else: it is ignored", self.place)
+        return None
+
+    def store(self, threads: int) -> bool:
+        """Keep the number; False: that failed."""
+        try:
+            write_json_atomic(self.path, {"key": self.key, "threads": threads})
+        except (DraftsmithError, OSError) as error:
+            _log.info("the number of threads is not kept: %s", error)
+            return False
+        return True
+
+
+def is_chosen() -> bool:
+    """Whether the caller's environment says how many threads there are."""
+    return bool(os.environ.get(CHOSEN))
+
+
+def take_kept_threads(name: str, model: nn.Module, engine: str | None) -> None:
+    """Let torch and the engine have as many threads as `tune` found best for this model, which is
+    on a CPU of this machine."""
+    if is_chosen():
+        return
+    file = ThreadFile.of(name, model, engine)
+    threads = file.load()
+    if threads is not None and threads != torch.get_num_threads():
+        _log.info("%d threads, which tune found best here (%s)", threads, file.place)
+        torch.set_num_threads(threads)
