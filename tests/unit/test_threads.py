@@ -25,6 +25,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HFTarget
     monkeypatch.delenv(kept.CHOSEN, raising=False)
     monkeypatch.setattr(kept, "usable_threads", lambda: 4)
     monkeypatch.setattr(threads, "usable_threads", lambda: 4)
+    monkeypatch.setattr(threads, "load_of_others", lambda: None)
     save_pair(tmp_path)
     before = torch.get_num_threads()
     yield open_model(ModelConfig(target=str(tmp_path / "target")))
@@ -151,6 +152,17 @@ def test_an_unwritable_cache_is_told_with_what_to_do(
     found = tune_threads(target, range(2, 12))
     assert found is not None and found.kept is None
     assert "OMP_NUM_THREADS=1" in found.sentence()
+
+
+def test_what_is_best_beside_other_programs_is_not_kept(
+    target: HFTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch, work=1.0, meeting=1.0)
+    monkeypatch.setattr(threads, "load_of_others", lambda: "other programs use this machine")
+    found = tune_threads(target, range(2, 12))
+    assert found is not None and found.kept is None and torch.get_num_threads() == 1
+    assert "not kept, because other programs use this machine" in found.sentence()
+    assert not kept.ThreadFile.of(target.name, target.model, target.engine).path.exists()
 
 
 def test_one_processor_leaves_nothing_to_choose(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from draftsmith.bench.costs import ForwardProbe, doubling
+from draftsmith.provenance import load_of_others
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.threads import ThreadFile, is_chosen, usable_threads
 
@@ -37,7 +38,9 @@ class ThreadCosts:
     seconds: Mapping[int, Mapping[int, float]]
     """Number of threads -> width -> median seconds of a forward."""
     kept: str | None
-    """Where later runs find it; None: it could not be written."""
+    """Where later runs find it; None: it is not kept."""
+    why_not: str = ""
+    """Why it is not kept."""
 
     def sentence(self) -> str:
         """What is the best, and how later runs get it."""
@@ -48,7 +51,7 @@ class ThreadCosts:
         later = (
             f"kept for this model in {self.kept}"
             if self.kept is not None
-            else f"give OMP_NUM_THREADS={self.best}, since the cache folder cannot be written"
+            else f"not kept, because {self.why_not}: OMP_NUM_THREADS={self.best} asks for it"
         )
         threads = "thread is" if self.best == 1 else "threads are"
         return f"{self.best} {threads} the fastest (a token with {each}); {later}"
@@ -103,7 +106,8 @@ def time_threads(
 
 
 def tune_threads(target: HFTarget, prompt: Sequence[int]) -> ThreadCosts | None:
-    """Measure behind this prompt, use the best number from now on, and keep it for later runs.
+    """Measure behind this prompt, use the best number from now on, and keep it for later runs
+    unless other programs are at work.
 
     None: there is nothing to choose. The target is not on a CPU, there is one processor, the
     caller's environment has chosen, or the context has no room behind the prompt.
@@ -112,11 +116,16 @@ def tune_threads(target: HFTarget, prompt: Sequence[int]) -> ThreadCosts | None:
     room = (target.max_length or 1 << 40) - widest
     if target.device.type != "cpu" or most == 1 or is_chosen() or room < 1:
         return None
+    others = load_of_others()
     probe = ForwardProbe(target, prompt[:room], widest)
     with torch.inference_mode():
         seconds = time_threads(candidates(most), probe.seconds, torch.set_num_threads)
     best = choose(seconds)
     torch.set_num_threads(best)
+    if others is not None:  # fewer threads are best beside them, and too few when they are gone
+        return ThreadCosts(best=best, seconds=seconds, kept=None, why_not=others)
     file = ThreadFile.of(target.name, target.model, target.engine)
-    kept = file.place if file.store(best) else None
-    return ThreadCosts(best=best, seconds=seconds, kept=kept)
+    if not file.store(best):
+        reason = f"{file.place} cannot be written"
+        return ThreadCosts(best=best, seconds=seconds, kept=None, why_not=reason)
+    return ThreadCosts(best=best, seconds=seconds, kept=file.place)
