@@ -219,7 +219,7 @@ CHOOSING = ("tokens_per_step", "tokens_per_step_t1", "acceptance")
 
 
 def best_of_each(folder: Path) -> dict[str, str]:
-    """Of every kind in the OUT of train.py the best on held-out texts of its store: chains give
+    """The best of every kind in the OUT of train.py, on held-out texts of its store: chains give
     most tokens per step, T = 0 and T = 1 together; of a draft model, most is accepted."""
     best: dict[str, tuple[float, str]] = {}
     for file in sorted(folder.glob("*/run.json")):

@@ -349,7 +349,7 @@ class Pair:
 
     @property
     def loop_share(self) -> float | None:
-        """Of the tokens of all texts, those in repetition loops; None: there are none."""
+        """The share of the tokens of all texts in repetition loops; None: there are none."""
         tokens = sum(trial.lengths.total() for trial in self.trials)
         return sum(trial.looped for trial in self.trials) / tokens if tokens else None
 
