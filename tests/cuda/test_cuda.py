@@ -91,7 +91,9 @@ def test_requests_one_after_the_other_take_the_same_graphs() -> None:
     where = target("cuda", graphs=True)
     options = DecodeOptions(max_new_tokens=48, ignore_end=True)
     first = texts(where, NoDrafter, options)
+    assert texts(where, NoDrafter, options) == first  # its prompts' shapes come again, too
     assert where._graphs is not None
     count = len(where._graphs._graphs)
+    assert count
     assert texts(where, NoDrafter, options) == first
     assert len(where._graphs._graphs) == count

@@ -77,7 +77,8 @@ class _Captured:
             (window, dtype): torch.zeros_like(block.mask(window, dtype)) for window in windows
         }
         self.load(tokens_BT, block)
-        rows = torch.arange(len(tokens_BT), device=device)[:, None]
+        # a graph reads what its inputs hold, and does not keep them: they stay here
+        self._rows_B1 = torch.arange(len(tokens_BT), device=device)[:, None]
         fixed = Block(
             cache=block.cache,
             positions_BT=self._positions_BT,
@@ -88,7 +89,7 @@ class _Captured:
             staged_at=block.staged_at,
             see_BTC=block.see_BTC,
             _masks=dict(self._masks),
-            _index=(rows, self._slots_BT),
+            _index=(self._rows_B1, self._slots_BT),
         )
         self._replay, self._out = capture(lambda: forward(self._tokens_BT, fixed, keep, signals))
 
