@@ -3,14 +3,16 @@ the places then; decoding must not tell them from forwards that are computed as 
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from tests.tiny_models import tiny_model
 
-from draftsmith.core.cache import lay_out
+from draftsmith.core.cache import Block, lay_out
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.sampling import Sampler
@@ -131,6 +133,30 @@ def test_a_cache_elsewhere_is_another_shape(pair: tuple[HFTarget, HFTarget, Repl
             wanted = out.logits_BNV
     assert torch.equal(out.logits_BNV, wanted)
     assert replays.captured == 2
+
+
+def test_what_a_graph_reads_is_kept_as_long_as_the_graph() -> None:
+    """CUDA keeps nothing that lay there before the capture."""
+    target = HFTarget(tiny_model().double())
+    read: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(tokens: torch.Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
+        if isinstance(block.positions_BT, torch.Tensor):  # a capture
+            assert block._index is not None
+            inputs = (tokens, block.positions_BT, *block._index, *block._masks.values())
+            read.extend(map(weakref.ref, inputs))
+        return target._forward(tokens, block, keep, signals)
+
+    made = Graphs(forward, target._windows, target.dtype, lambda run: (lambda: None, run()))
+    cache = target.new_cache(1, 64)
+    for token in (3, 4):
+        tokens, block = lay_out(cache, [[token]])
+        made.forward(torch.from_numpy(tokens), block, 1, Signals())
+        cache.commit(block.pending_B)
+    del tokens, block
+    gc.collect()
+    assert len(read) == 5
+    assert all(one() is not None for one in read)
 
 
 def test_few_graphs_are_kept(
