@@ -4,7 +4,8 @@
         --limit 12 --out runs/smollm2
 
 One `draftsmith bench` per suite; then a table by suite and temperature in OUT/table.md: speed over
-plain decoding, tokens per step without the prefill step, and those outside of repetition loops.
+plain decoding, tokens per step without the prefill step, those outside of repetition loops, and the
+share of tokens in loops.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ def bench(suite: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]
 
 def cell(row: dict[str, Any]) -> str:
     """Speed over plain decoding with its interval, which one prompt does not give; tokens per step,
-    and outside of loops."""
+    and outside of loops; the share of tokens in loops."""
     interval = row["speedup_ci95"]
     spread = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
     steps = [row["decode_tokens_per_step"], row["decode_tokens_per_step_outside_loops"]]
     each = " / ".join("-" if one is None else f"{one:.2f}" for one in steps)
-    return f"{row['speedup']:.2f}{spread}, {each}"
+    looped = "" if row["loop_share"] is None else f", {row['loop_share']:.0%} in loops"
+    return f"{row['speedup']:.2f}{spread}, {each}{looped}"
 
 
 def table(summaries: dict[str, dict[str, Any]]) -> str:
