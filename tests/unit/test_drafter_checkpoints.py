@@ -94,7 +94,7 @@ RELEASED = {
         *(f"layers.{number}.{part}" for number in (0, 1) for part in PARTS),
         "{fc,hidden_norm,norm,out}",
     )
-    | {"mask"},
+    | {"masks"},
 }
 """Every name in a file that the authors' own code writes, but for copies of the embedding; of
 `parallel` in our own."""

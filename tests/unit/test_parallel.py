@@ -74,7 +74,9 @@ def test_training_computes_what_decoding_does(options: dict[str, Any], target: H
     batch = batch_of(target, tokens_BT, drafter.signals)
     by_step = trained(drafter, batch)
     for anchor in range(1, 6):
-        reader = BlockReader(drafter.network, target, state_behind(drafter, batch, anchor), BLOCK)
+        reader = BlockReader(
+            drafter.network, target, state_behind(drafter, batch, anchor), BLOCK - 1
+        )
         with torch.inference_mode():
             decoded = [reader.root()]
             for step in range(1, BLOCK - 1):
@@ -88,7 +90,7 @@ def test_only_a_markov_term_reads_what_was_drafted_before(target: HFTarget) -> N
     for rank, alike in ((0, True), (3, False)):
         drafter = bound(target, markov=rank)
         batch = batch_of(target, texts(2, 9))
-        reader = BlockReader(drafter.network, target, state_behind(drafter, batch, 5), BLOCK)
+        reader = BlockReader(drafter.network, target, state_behind(drafter, batch, 5), BLOCK - 1)
         with torch.inference_mode():
             reader.root()
             laws = reader.level(torch.tensor([[1, 2], [3, 4]]), torch.empty(0), torch.empty(0))
@@ -162,7 +164,7 @@ def test_the_prompt_is_read_in_pieces(target: HFTarget, monkeypatch: pytest.Monk
         monkeypatch.setattr(targets, "CHUNK", size)
         state = state_behind(drafter, batch, 20)
         with torch.inference_mode():
-            known.append(BlockReader(drafter.network, target, state, BLOCK).root())
+            known.append(BlockReader(drafter.network, target, state, BLOCK - 1).root())
         state.cache.rollback()
         assert state.cache.lengths_B.tolist() == [20, 20]
     torch.testing.assert_close(*known)

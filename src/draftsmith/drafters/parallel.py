@@ -1,12 +1,14 @@
 """`parallel`: all tokens of a draft in one forward (the family of DFlash, arXiv 2602.06036).
 
-    place        0 .. n-1                     n          n+1    n+2   ..  n+block-1
-    reads        W [f_t ; e(x_t)]             e(x_n)     mask   mask  ..  mask
-    gives        keys and values only         nothing    law of x_{n+1}, x_{n+2}, ..
+    tokens     x0   x1   x2   x3        the target was fed x0 x1 x2; x3 is the new root
+    pairs      f0x1 f1x2 f2x3           W [f ; e(x)]: keys and values only, which stay in the cache
+    places                  m1 m2 m3    begin as the last pair and a mask of their own; their laws
+                                        are those of x4, x5, x6
 
-f_t are the target's states of what it was fed, x_n is the last known token. The places of a block
-look at all of the text and, without a causal mask, at each other. The text's keys and values stay
-in the cache; those of a block never do.
+f are the target's states. The places of a block look at all pairs and, without a causal mask, at
+each other; their keys and values are never kept. In DFlash a block begins as the last token and
+masks that are all alike, and learns by attention what is said there: to begin as the last pair, as
+EAGLE does, takes far fewer steps (LOG.md, 2026-11-26).
 
 The law of a place does not depend on what is drafted before it, unless there is a Markov term: an
 addition to its logits by the token before, of low rank. Either way it is the law that drafts are
@@ -15,8 +17,8 @@ other, and a row's draft would otherwise depend on how deep its neighbours go.
 
 Training draws anchors from all over the texts. Each is the last known token of a block:
 
-    text      a b c d e f g h        sees:  c m m    a b, and c m m
-    anchors       c     f                   f m m    a b c d e, and f m m
+    text      a b c d e f g h        sees:  m1 m2 m3    pairs that end in b, c
+    anchors       c     f                   m1 m2 m3    pairs that end in b, c, d, e, f
 
 Shape letters: B rows, A anchors, P places of a block, T time, S width of signals, H hidden, D width
 of an attention head, F nodes, V vocabulary.
@@ -36,7 +38,7 @@ from transformers import LlamaConfig
 
 from draftsmith.config import require
 from draftsmith.core.attention import attend_fused
-from draftsmith.core.cache import lay_out
+from draftsmith.core.cache import Block, lay_out
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
@@ -87,14 +89,14 @@ class BlockLayer(nn.Module):
 
 
 class ParallelNetwork(BorrowedHead):
-    """Context, mask, layers, and what leads from the last of them to the target's head."""
+    """Pairs, masks, layers, and what leads from the last of them to the target's head."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.fc = ConcatLinear((config.num_states + 1) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, eps)
-        self.mask = nn.Parameter(torch.randn(hidden))
+        self.masks = nn.Parameter(torch.randn(config.block_size - 1, hidden))
         self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(hidden, eps)
         # a norm's weights grow by the learning rate per step, too slowly to reach the scale that
@@ -106,25 +108,21 @@ class ParallelNetwork(BorrowedHead):
             size = getattr(config, "draft_vocab_size", None) or config.vocab_size
             self.markov_out = nn.Linear(self.rank, size, bias=False)
 
-    def context(
-        self, embedded_BTH: Tensor, signals_BTS: Tensor, positions_BT: Tensor
-    ) -> list[KeysAndValues]:
-        """Keys and values of the text's places, layer by layer."""
-        mixed = self.hidden_norm(self.fc(signals_BTS, embedded_BTH))
-        cos_sin = self.rotary(positions_BT, mixed)
-        return [layer.self_attn.keys_and_values(mixed, cos_sin) for layer in self._layers]
+    def context(self, pairs_BTH: Tensor, positions_BT: Tensor) -> list[KeysAndValues]:
+        """Keys and values of pairs, layer by layer."""
+        normed = self.hidden_norm(pairs_BTH)
+        cos_sin = self.rotary(positions_BT, normed)
+        return [layer.self_attn.keys_and_values(normed, cos_sin) for layer in self._layers]
 
-    def forward(self, root_BAH: Tensor, positions_BAP: Tensor, attend_in: AttendIn) -> Tensor:
-        """[B, A, P - 1, H]: states that predict the tokens behind each anchor's, from the embedding
-        of the anchors and the positions of their blocks."""
-        count = positions_BAP.shape[2]
-        masks = self.mask.to(root_BAH.dtype).expand(*root_BAH.shape[:2], count - 1, -1)
-        x = torch.cat([root_BAH[:, :, None], masks], dim=2).flatten(1, 2)
+    def forward(self, last_BAH: Tensor, positions_BAP: Tensor, attend_in: AttendIn) -> Tensor:
+        """[B, A, P, H]: states that predict the tokens of blocks, from the last pair before each
+        and the positions of their places."""
+        x = (last_BAH[:, :, None] + self.masks).flatten(1, 2)
         cos_sin = self.rotary(positions_BAP.flatten(1), x)
         for number, layer in enumerate(self._layers):
             x = layer(x, cos_sin, attend_in(number))
-        states: Tensor = self.out(self.norm(x.unflatten(1, (-1, count))[:, :, 1:]))
-        return states
+        states: Tensor = self.out(self.norm(x))
+        return states.unflatten(1, positions_BAP.shape[1:])
 
     @property
     def _layers(self) -> list[BlockLayer]:
@@ -170,11 +168,9 @@ class BlockReader:
         return None
 
     def root(self) -> Tensor:
-        self._read_context()
-        last_B1 = torch.tensor([row[-1:] for row in self._state.known])
-        states_BPH = self._read_block(to_device(last_B1, self._target.device))
-        self._own_BPV = self._network.state_logits(states_BPH, self._target)
-        return self._laws(last_B1)[:, 0]
+        last_BH = self._read_pairs()
+        self._own_BPV = self._network.state_logits(self._read_block(last_BH), self._target)
+        return self._laws(torch.tensor([row[-1:] for row in self._state.known]))[:, 0]
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         self._depth += 1
@@ -190,33 +186,39 @@ class BlockReader:
         wide_BFV = network.widened(own_BFV, target.vocab_size)
         return wide_BFV.expand(-1, before_BF.shape[1], -1)
 
-    def _read_context(self) -> None:
-        """Read and keep what the target was fed since, in pieces."""
-        state, cache, target = self._state, self._state.cache, self._target
-        device = target.device
-        while (left_B := state.features.lengths_B - cache.lengths_B).any():
-            start_B = cache.lengths_B
-            end_B = start_B + np.minimum(left_B, targets.CHUNK)
-            pending = [
-                row[first:end]
-                for row, first, end in zip(
-                    state.known, start_B.tolist(), end_B.tolist(), strict=True
-                )
-            ]
-            tokens_BT, block = lay_out(cache, pending)
-            made = self._network.context(
-                target.embed(to_device(torch.from_numpy(tokens_BT), device)),
-                state.features.right_aligned(start_B, end_B),
-                block.positions(device),
-            )
+    def _read_pairs(self) -> Tensor:
+        """[B, H]: the last pair of each row. Keys and values of those that are new are kept."""
+        cache, pairs_B = self._state.cache, self._state.features.lengths_B
+        device = self._target.device
+        while True:
+            # the last pair is read again where nothing is new: places begin as it
+            start_B = np.minimum(cache.lengths_B, np.maximum(pairs_B - 1, 0))
+            cache.rewind(start_B)
+            end_B = np.minimum(pairs_B, start_B + targets.CHUNK)
+            pairs_BTH, block = self._staged(start_B, end_B)
+            made = self._network.context(pairs_BTH, block.positions(device))
             for number, (keys, values) in enumerate(made):
                 cache.extend(block, number, keys, values)
             cache.commit(block.pending_B)
+            if (cache.lengths_B == pairs_B).all():
+                return pairs_BTH[:, -1]
 
-    def _read_block(self, last_B1: Tensor) -> Tensor:
-        """[B, P - 1, H]. What it stages is the caller's to roll back."""
+    def _staged(self, start_B: np.ndarray, end_B: np.ndarray) -> tuple[Tensor, Block]:
+        """The pairs of each row from `start` to `end`, and where they are staged."""
+        state, target = self._state, self._target
+        tokens = [
+            row[first + 1 : end + 1]
+            for row, first, end in zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
+        ]
+        tokens_BT, block = lay_out(state.cache, tokens)
+        embedded_BTH = target.embed(to_device(torch.from_numpy(tokens_BT), target.device))
+        pairs: Tensor = self._network.fc(state.features.right_aligned(start_B, end_B), embedded_BTH)
+        return pairs, block
+
+    def _read_block(self, last_BH: Tensor) -> Tensor:
+        """[B, P, H]. What it stages is the caller's to roll back."""
         target, cache = self._target, self._state.cache
-        rows, count = len(last_B1), self._count
+        rows, count = len(last_BH), self._count
         depth_BP = np.arange(count)[None].repeat(rows, 0)
         block = cache.stage(depth_BP, np.ones((rows, count, count), dtype=bool))
         if target.max_length is not None:
@@ -231,7 +233,7 @@ class BlockReader:
             return attend
 
         positions_BAP = block.positions(target.device)[:, None]
-        states: Tensor = self._network(target.embed(last_B1), positions_BAP, attend_in)
+        states: Tensor = self._network(last_BH[:, None], positions_BAP, attend_in)
         return states[:, 0]
 
 
@@ -257,7 +259,7 @@ class Parallel(FeatureDrafter):
     @dataclass(frozen=True, kw_only=True)
     class Config(FeatureDrafter.Config):
         block: int = field(default=8, metadata=STRUCTURE)
-        """Training: places of a block; the first is the last known token, the others are drafts."""
+        """Training: tokens of a block; the first is the last known one, the others are drafts."""
         layers: int = field(default=2, metadata=STRUCTURE)
         """Training: decoder layers."""
         states: Literal["last", "layers"] = field(default="last", metadata=STRUCTURE)
@@ -328,7 +330,7 @@ class Parallel(FeatureDrafter):
         return super().propose(state, shape.clip(self.num_steps), depth_B, sampler, noise)
 
     def _reader(self, state: FeatureState) -> Reader:
-        return BlockReader(self.network, self.target, state, self.config.block)
+        return BlockReader(self.network, self.target, state, self.num_steps)
 
     # ------------------------------------------------------------------ training
 
@@ -360,11 +362,12 @@ class Parallel(FeatureDrafter):
     def _blocks(self, batch: TrajectoryBatch) -> Blocks:
         signals_BTS = unroll.begin(batch, self.config.noise if self.training else 0.0).feature_BTH
         with torch.no_grad():
-            embedded_BTH = self.target.embed(batch.tokens_BT)
-        context = self.network.context(embedded_BTH, signals_BTS, batch.positions_BT)
+            embedded_BTH = self.target.embed(batch.tokens_ahead(1))
+        pairs_BTH = self.network.fc(signals_BTS, embedded_BTH)
+        context = self.network.context(pairs_BTH, batch.positions_BT)
         anchor_BA, counts_BA = self._anchors(batch)
         states = [
-            self._read(batch, embedded_BTH, context, some) for some in anchor_BA.split(GROUP, dim=1)
+            self._read(batch, pairs_BTH, context, some) for some in anchor_BA.split(GROUP, dim=1)
         ]
         return Blocks(
             step=0, states_BAPH=torch.cat(states, dim=1), anchor_BA=anchor_BA, counts_BA=counts_BA
@@ -384,23 +387,23 @@ class Parallel(FeatureDrafter):
     def _read(
         self,
         batch: TrajectoryBatch,
-        embedded_BTH: Tensor,
+        pairs_BTH: Tensor,
         context: list[KeysAndValues],
         anchor_BA: Tensor,
     ) -> Tensor:
-        """[B, A, P - 1, H]: the blocks of these anchors."""
-        count, device = self.config.block, anchor_BA.device
-        ahead_P = torch.arange(count, device=device)
-        positions_BAP = batch.positions_BT.gather(1, anchor_BA)[..., None] + ahead_P
-        index_BAH = anchor_BA[..., None].expand(-1, -1, embedded_BTH.shape[2])
-        root_BAH = embedded_BTH.gather(1, index_BAH)
-        # a text's places stand side by side, so its beginning is where positions are 0
+        """[B, A, P, H]: the blocks of these anchors."""
+        count, device = self.num_steps, anchor_BA.device
+        start_BA1 = batch.positions_BT.gather(1, anchor_BA)[..., None]
+        positions_BAP = start_BA1 + torch.arange(count, device=device)
+        # the pair that ends in an anchor stands one place before it
+        last_BA1 = (anchor_BA - 1).clamp(min=0)[..., None]
+        last_BAH = pairs_BTH.gather(1, last_BA1.expand(-1, -1, pairs_BTH.shape[2]))
+        # a text's places stand side by side, so it begins where positions are 0
         place_T = torch.arange(batch.tokens_BT.shape[1], device=device)
-        begin_BA1 = (anchor_BA - positions_BAP[..., 0])[..., None]
-        text_BAT = (place_T >= begin_BA1) & (place_T < anchor_BA[..., None])
+        sees_BAT = (place_T >= anchor_BA[..., None] - start_BA1) & (place_T < anchor_BA[..., None])
         itself_AA = torch.eye(anchor_BA.shape[1], dtype=torch.bool, device=device)
         own_BAC = itself_AA.repeat_interleave(count, 1).expand(len(anchor_BA), -1, -1)
-        sees = torch.cat([text_BAT, own_BAC], dim=2).repeat_interleave(count, 1)[:, None]
+        sees = torch.cat([sees_BAT, own_BAC], dim=2).repeat_interleave(count, 1)[:, None]
 
         def attend_in(number: int) -> Attend:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -413,7 +416,7 @@ class Parallel(FeatureDrafter):
 
             return attend
 
-        states: Tensor = self.network(root_BAH, positions_BAP, attend_in)
+        states: Tensor = self.network(last_BAH, positions_BAP, attend_in)
         return states
 
 
