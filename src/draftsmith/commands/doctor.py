@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import console, show, show_values
-from draftsmith.provenance import free_bytes, jsonable, machine_summary, versions
+from draftsmith.provenance import free_bytes, jsonable, machine_summary, portable_text, versions
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,8 @@ class Diagnosis:
     devices: tuple[DeviceReport, ...]
     engine: str
     """Instructions that the compiled engine uses on the CPU, or why it is not used."""
+    packed_weights: dict[str, Any]
+    """Where the engine keeps weights in its own form (`folder`), and how much is there (`gib`)."""
     free_disk_gib: dict[str, float]
     extras: dict[str, bool]
     advice: tuple[str, ...]
@@ -109,6 +111,7 @@ def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
         machine=machine,
         devices=reports,
         engine=_engine(),
+        packed_weights=_packed_weights(),
         free_disk_gib=disk,
         extras=extras,
         advice=tuple(_advice(machine, reports, disk, extras)),
@@ -123,6 +126,14 @@ def _engine() -> str:
         return usable_library().instructions
     except NotBuilt as error:
         return f"not used: {error}"
+
+
+def _packed_weights() -> dict[str, Any]:
+    from draftsmith.targets.native.packed import packed_folder
+
+    folder = packed_folder()
+    size = sum(file.stat().st_size for file in folder.glob("*.bin"))
+    return {"folder": portable_text(str(folder)), "gib": round(size / 2**30, 2)}
 
 
 # --------------------------------------------------------------------------- measuring
@@ -258,6 +269,7 @@ def _print(diagnosis: Diagnosis) -> None:
             "": f"{machine['cpus']} processors, {machine['memory_gib']} GiB memory",
             "threads of torch": machine["torch_threads"],
             "compiled engine": diagnosis.engine,
+            "packed weights": "{folder} ({gib} GiB)".format(**diagnosis.packed_weights),
             "versions": ", ".join(found),
             "free disk": ", ".join(disk),
             "extras": ", ".join(extras),

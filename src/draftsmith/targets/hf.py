@@ -188,6 +188,8 @@ class HFTarget:
         compile: run forwards in the compiled engine where it can: it copies the weights here and
             now, so leave it out for a model that goes on learning.
         stored: blocks of a GGUF file, which the engine takes as they are.
+        files: what the weights were read from and still are: the engine keeps its own form of them
+            for the next load.
 
     Raises:
         UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
@@ -206,6 +208,7 @@ class HFTarget:
         weights: str = "auto",
         compile: bool = False,
         stored: Stored | None = None,
+        files: Sequence[Path] = (),
     ) -> None:
         if attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -244,7 +247,7 @@ class HFTarget:
         attention.register()
         self.not_compiled: str | None = None
         """Why transformers' own code runs the forwards; None: the compiled engine does."""
-        self._engine = self._compiled(weights, compile, stored, title)
+        self._engine = self._compiled(weights, compile, stored, files, title)
         if self._engine is not None:
             self._spec = self._engine.spec
         self._graphs = self._as_graphs() if compile else None
@@ -255,7 +258,12 @@ class HFTarget:
             self_check(self, title)
 
     def _compiled(
-        self, weights: str, compile: bool, stored: Stored | None, title: str
+        self,
+        weights: str,
+        compile: bool,
+        stored: Stored | None,
+        files: Sequence[Path],
+        title: str,
     ) -> Engine | None:
         """The engine, or None where transformers' own code does as it is asked."""
         asked = weights != "auto"
@@ -276,7 +284,7 @@ class HFTarget:
             slower = slower or self.not_compiled is not None
         if self.not_compiled is None:
             try:
-                return Engine(self.model, form, stored=stored)
+                return Engine(self.model, form, stored=stored, files=files)
             except NotBuilt as error:
                 self.not_compiled, slower = str(error), True
         if asked and form != str(self.dtype).removeprefix("torch."):
@@ -536,7 +544,14 @@ def load_target(
         weights=weights,
         compile=compile,
         stored=stored,
+        files=_weight_files(Path(name).expanduser(), file),
     )
+
+
+def _weight_files(folder: Path, gguf: Path | None) -> list[Path]:
+    """The files of a local model's weights; of a hub model none, which the hub may replace."""
+    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return found if gguf is None else [gguf, *found]
 
 
 def open_target(model: ModelConfig, *, quiet: bool = False) -> BindableTarget:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.errors import InputError
 from draftsmith.provenance import free_memory_bytes
 from draftsmith.targets.native.library import Call, Chain, Layer, Model
+from draftsmith.targets.native.packed import PackedFile
 from draftsmith.targets.native.weights import (
     GROUP,
     LANES,
@@ -126,6 +128,7 @@ class Runner:
         self._names = {module: name for name, module in layers}
         self._held: list[Memory] = []
         self._matrices: list[PackedMatrix] = []
+        self._kept: Iterator[PackedMatrix] | None = None
         self._rotary = rotary
         self._turns = np.zeros((0, 0), dtype=np.float32), np.zeros((0, 0), dtype=np.float32)
 
@@ -141,7 +144,7 @@ class Runner:
             dtype=torch.float32 if self.form == "float32" else torch.bfloat16,
             device=torch.device("cpu"),
         )
-        del self._names, self._stored
+        del self._names, self._stored, self._kept
 
     @property
     def quantised(self) -> bool:
@@ -178,6 +181,9 @@ class Runner:
         self, linears: Sequence[Any], *, by_turns: bool = False, in_blocks: bool = False
     ) -> Any:
         """Layers with one input as one matrix: rows below each other, or panels of two by turns."""
+        if self._kept is not None:
+            self._matrices.append(next(self._kept))
+            return self._matrices[-1].c
         blocks = [self._usable(self._stored(self._names.get(linear, ""))) for linear in linears]
         biases = [getattr(linear, "bias", None) for linear in linears]
         sizes = [linear.weight.shape[0] for linear in linears]
@@ -388,11 +394,25 @@ class Engine(Runner):
         model: a transformers model for which `why_not` is None.
         form: one of `FORMATS`.
         stored: blocks that a file holds, for `int4` and `int8`: taken as they are.
+        files: what the weights were read from, if nothing has changed them since: packed ones are
+            kept beside the user's other caches, and found there (`packed.py`).
     """
 
-    def __init__(self, model: Any, form: str, *, stored: Stored | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        form: str,
+        *,
+        stored: Stored | None = None,
+        files: Sequence[Path] = (),
+    ) -> None:
         config, decoder = model.config, model.model
         super().__init__(form, decoder.rotary_emb, stored=stored, named=model)
+        file, kept = None, None
+        if files:
+            file = PackedFile.of(files, form, str(model.dtype), self._lib)
+            kept = file.load(self._lib)
+            self._kept = None if kept is None else iter(kept)
         attention = decoder.layers[0].self_attn
         self._layers = (Layer * len(decoder.layers))(*map(self._layer, decoder.layers))
         head = self._packed([model.get_output_embeddings()], in_blocks=True)
@@ -415,6 +435,8 @@ class Engine(Runner):
                 head=head,
             )
         )
+        if file is not None and kept is None:
+            file.store(self._matrices)
 
 
 def _numbers(values: Any) -> np.ndarray:

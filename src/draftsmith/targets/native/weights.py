@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +31,20 @@ FORMATS = ("float32", "bfloat16", "int8", "int4")
 class Memory:
     """Numbers in the extension's pages."""
 
-    def __init__(self, library: Library, values: Tensor) -> None:
-        values = values.detach().contiguous()
-        self._pages, self.at = library.room(values.nbytes)
-        ctypes.memmove(self.at, values.data_ptr(), values.nbytes)
+    def __init__(self, library: Library, values: Tensor | np.ndarray) -> None:
+        if isinstance(values, Tensor):
+            values = values.detach().contiguous()
+            source = values.data_ptr()
+        else:
+            source = values.ctypes.data
+        self.bytes = values.nbytes
+        self._pages, self.at = library.room(self.bytes)
+        ctypes.memmove(self.at, source, self.bytes)
+
+    def whole(self) -> np.ndarray:
+        """Its bytes, where they are; they live as long as this."""
+        pointer = ctypes.cast(self.at, ctypes.POINTER(ctypes.c_uint8))
+        return np.ctypeslib.as_array(pointer, shape=(self.bytes,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,15 +84,14 @@ class PackedMatrix:
         form: str,
         shape: tuple[int, int],
         group: int,
-        parts: dict[str, Tensor],
-        bias_R: Tensor | None,
+        parts: Mapping[str, Tensor | np.ndarray],
+        bias_R: Tensor | None = None,
     ) -> None:
-        self.format = form
-        self.shape = shape
+        self.format, self.shape, self.group = form, shape, group
         if bias_R is not None:
             parts = {**parts, "bias": padded(bias_R.float())}
         self._parts = {name: Memory(library, values) for name, values in parts.items()}
-        self.bytes = sum(values.nbytes for values in parts.values())
+        self.bytes = sum(memory.bytes for memory in self._parts.values())
         self.c = Matrix(
             format=FORMATS.index(form),
             rows=shape[0],
@@ -89,6 +99,10 @@ class PackedMatrix:
             group=group,
             **{name: memory.at for name, memory in self._parts.items()},
         )
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """The bytes of each array, where they are."""
+        return {name: memory.whole() for name, memory in self._parts.items()}
 
 
 def pack(
