@@ -25,6 +25,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.recycling import Recycling
 from draftsmith.drafters.suffix import Suffix
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
@@ -161,6 +162,19 @@ CASES = (
         kind="suffix",
         label="suffix-cut",
         build=lambda _: Suffix(Suffix.Config(length=3, min_match=1, min_probability=0.5)),
+    ),
+    Case(
+        kind="recycling",
+        label="recycling-chain",
+        build=lambda _: Recycling(Recycling.Config(length=2, successors=2)),
+        remembers=True,
+    ),
+    Case(
+        kind="recycling",
+        label="recycling-tree",
+        build=lambda _: Recycling(Recycling.Config(successors=3)),
+        shape=TreeShape(paths=((0,), (1,), (0, 0), (0, 1))),
+        remembers=True,
     ),
     Case(
         kind="lookahead",
