@@ -126,7 +126,7 @@ class Recycling(Drafter):
         """The table of past requests."""
         self._open: list[tuple[weakref.ref[Row], Successors]] = []
         self._vocab_size: int | None = None
-        """Of the target that the table is of; None: it was not bound yet."""
+        """The vocabulary that the table is of has so many tokens; None: it was not bound yet."""
 
     def bind(self, target: TargetView) -> None:
         """Refuse to mix targets.
