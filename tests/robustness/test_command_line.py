@@ -20,6 +20,7 @@ from tests.tiny_models import save_pair
 
 from draftsmith import cli
 from draftsmith.commands import quickstart_demo as quickstart
+from draftsmith.commands import quickstart_real
 from draftsmith.errors import InputError
 from draftsmith.provenance import BEGUN, append_jsonl
 
@@ -471,12 +472,12 @@ def test_an_interrupted_quickstart_leaves_no_report(
         raise KeyboardInterrupt
 
     for name, result in PARTS.items():
-        monkeypatch.setattr(quickstart.Quickstart, name, lambda *_, result=result: result)
-    monkeypatch.setattr(quickstart.Quickstart, part, interrupted)
+        monkeypatch.setattr(quickstart.SmallModels, name, lambda *_, result=result: result)
+    monkeypatch.setattr(quickstart.SmallModels, part, interrupted)
     words = ["quickstart", "--models", small, "--out", out, "--limit", "1"]
     assert command(*words)[0] == 130
     assert sorted(path.name for path in out.iterdir()) == [BEGUN, "mine.txt"]
-    (out / "smollm2").mkdir()  # what it had made of the real model
+    (out / "smollm2").mkdir()  # what an earlier version had made of the real model
     assert command(*words)[0] == 130, "the next one takes its place"
     assert not (out / "smollm2").exists()
 
@@ -528,6 +529,7 @@ def test_quickstart_without_models_says_where_they_should_be(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused(command("quickstart", "--models", tmp_path), 3, "no folders target and draft")
-    monkeypatch.setattr(quickstart, "_ROOT", tmp_path)
+    monkeypatch.setattr(quickstart, "ROOT", tmp_path)
+    monkeypatch.setattr(quickstart_real, "gguf_file", lambda name: None)
     monkeypatch.chdir(tmp_path)
     refused(command("quickstart"), 3, "models/mini-code", "--models")

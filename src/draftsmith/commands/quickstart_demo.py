@@ -131,7 +131,7 @@ class Demo(abc.ABC):
 
     @abc.abstractmethod
     def compare(self) -> BenchReport:
-        """Measure ways to decode, interleaved."""
+        """Measure ways to decode, interleaved, and set `pace`."""
 
     @abc.abstractmethod
     def collect(self) -> dict[str, Any]:
@@ -154,7 +154,6 @@ class Demo(abc.ABC):
         self.record.begin(self.options.out)
         self.show()
         comparison = self.compare()
-        self.pace = pace_of(comparison)
         cost = {**self.collect(), **self.distil()}
         return self.finish(comparison, *self.measure_gain(cost))
 
@@ -296,11 +295,11 @@ class SmallModels(Demo):
         self.title("Compared: drafters without a model, and the draft model that is shipped")
         plan = self.plan(*self.rivals, self.draft)
         report = self.measure(plan, COMPARE_SECONDS, self.options.out, self.source)
+        self.pace = pace_of(report)
         self.tell(report)
         if any((one.speedup or 1) < 1 for one in report.drafters):
-            pace = 1e3 * pace_of(report)
             self.say(
-                f"A token of this toy takes {pace:.1f} ms: the bookkeeping of a draft "
+                f"A token of this toy takes {1e3 * self.pace:.1f} ms: the bookkeeping of a draft "
                 "costs as much as its forwards, so most drafts lose. What carries over to models "
                 "of a real size is how many tokens are accepted."
             )
@@ -491,7 +490,8 @@ def find_folder(places: Iterable[Path], *parts: str) -> Path | None:
     return None
 
 
-_FOLDERS = ("figures", DISTILLED)
+_FOLDERS = ("figures", DISTILLED, "smollm2")
+"""The last is of earlier versions."""
 _FILES = ("report.html", "summary.json", "records.jsonl")
 
 

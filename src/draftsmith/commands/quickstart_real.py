@@ -40,6 +40,7 @@ from draftsmith.commands.quickstart_demo import (
     find_folder,
     judged,
     listed,
+    pace_of,
 )
 from draftsmith.core.config import SamplingParams
 from draftsmith.core.conversation import Conversation
@@ -156,6 +157,7 @@ class RealModel(Demo):
         # transformers would compute in another number format: see benchmarks/peers
         plan = replace(self.plan(*self.untrained, *self.shipped), with_transformers=False)
         report = self.measure(plan, COMPARE_SECONDS, self.options.out, REAL)
+        self.pace = pace_of(report)
         self.tell(report)
         return report
 
