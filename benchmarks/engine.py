@@ -7,7 +7,8 @@
 Forwards of 1 to 64 tokens behind a text of 128, all formats in turns, medians; llama.cpp by its own
 llama-bench (an empty context, which is a little in its favour). Perplexity: of WikiText-2 (sections
 of its test part, cut after 512 tokens) and of Python's own library. Writes results/engine.json and
-docs/engine/costs.png.
+docs/engine/costs.png. Beside them, how long it takes to read the weights of a format once: no
+forward of one token can be faster.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "engine.json"
 FIGURE = ROOT / "docs" / "engine" / "costs.png"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 CONTEXT = 128
+WARM = 5
+"""Forwards of one token before a format's turn: where weights lie settles within three."""
 FORMATS: dict[str, dict[str, Any]] = {
     "Q4_1 (as in the file)": {},
     "int4": {"weights": "int4"},
@@ -81,7 +84,8 @@ def costs(targets: dict[str, HFTarget], rounds: int) -> dict[str, dict[str, floa
         for name in draw.sample(list(ways), len(ways)):
             if name.startswith("transformers") and turn > 6:
                 continue
-            ways[name](1)  # the weights of the format before are in the cache
+            for _ in range(WARM):  # the weights of the format before are in the processor's cache
+                ways[name](1)
             for width in WIDTHS:
                 seconds = ways[name](width)
                 if turn >= 2:
@@ -90,6 +94,25 @@ def costs(targets: dict[str, HFTarget], rounds: int) -> dict[str, dict[str, floa
         name: {str(w): round(1e3 * statistics.median(found[name, w]), 3) for w in WIDTHS}
         for name in ways
     }
+
+
+def floors(targets: dict[str, HFTarget], rounds: int) -> dict[str, dict[str, float]]:
+    """Of the engine's formats: the bytes of the matrices that every forward reads, and milliseconds
+    of reading as many by `torch.sum`, the median of warm rounds."""
+    found: dict[str, dict[str, float]] = {}
+    for name, target in targets.items():
+        if target.compiled is None:
+            continue
+        numbers = torch.ones(target.compiled.bytes // 4, dtype=torch.float32)
+        spent = []
+        for turn in range(rounds + WARM):
+            start = time.perf_counter()
+            numbers.sum()
+            if turn >= WARM:
+                spent.append(time.perf_counter() - start)
+        milliseconds = round(1e3 * statistics.median(spent), 3)
+        found[name] = {"bytes": target.compiled.bytes, "milliseconds": milliseconds}
+    return found
 
 
 def llama_cpp(program: Path, gguf: Path, threads: int) -> dict[str, float]:
@@ -145,7 +168,7 @@ def main() -> None:
         gguf = gguf_file(options.target)
         if gguf is not None and options.llama_bench.exists():
             lines["llama.cpp, Q4_1"] = llama_cpp(options.llama_bench, gguf, torch.get_num_threads())
-        found["costs"] = lines
+        found["costs"], found["floors"] = lines, floors(targets, options.rounds)
         found["machine"], found["versions"] = machine_summary(), versions()
         picture(found)
     if "perplexity" in options.only:
