@@ -323,6 +323,12 @@ def test_a_broken_tokenizer_is_named(copy: Folder) -> None:
     refusal(BackendError, 3, "Cannot load the tokenizer of", lambda: load_target(str(copy)))
 
 
+def test_a_tokenizer_that_cannot_be_used_is_named(copy: Folder) -> None:
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": "x"}))
+    refusal(BackendError, 3, "Cannot load the tokenizer of", lambda: load_target(str(copy)))
+
+
 @pytest.mark.parametrize("as_draft", [False, True])
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     copy: Folder, as_draft: bool

@@ -704,6 +704,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision or "main", trust_remote_code=trust_remote_code
         )
+        tokenizer.encode("a")  # some settings of a wrong kind are looked at here only
     # without vocabulary files transformers makes one up that knows its special tokens only
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise missing
