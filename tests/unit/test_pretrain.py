@@ -173,7 +173,8 @@ def test_a_finished_folder_is_not_overwritten(trained: Path, corpus: Path) -> No
 def test_checkpoints_stay_where_another_verb_left_its_results(tmp_path: Path, verb: str) -> None:
     (tmp_path / "work/checkpoints").mkdir(parents=True)
     (tmp_path / "run.json").write_text(json.dumps({"verb": verb}))
-    with pytest.raises(InputError, match=str(tmp_path)), training_folder(tmp_path):
+    said = f"{tmp_path} already holds the results of `draftsmith {verb}`"
+    with pytest.raises(InputError, match=said), training_folder(tmp_path):
         pytest.fail("it was let in")
     assert (tmp_path / "work/checkpoints").is_dir()
 

@@ -298,16 +298,19 @@ def training_folder(out: Path) -> Iterator[None]:
     """Around a run that trains in `out/work`; the first of its processes holds `out` for all.
 
     Raises:
-        InputError: see `output_folder`; or `out` holds a finished model.
+        InputError: see `output_folder`; or `out` holds a finished model, or another verb's results.
     """
     names = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     first = started() == 1 or get_int_from_env(names, 0) == 0
     work = out / "work"
     with output_folder(out) if first else nullcontext():
         if (out / "run.json").exists():
-            if recorded(out / "run.json", "verb") in ("distill", "pretrain"):
+            whose, what = recorded(out / "run.json", "verb"), "a finished model"
+            if whose in ("distill", "pretrain"):
                 shutil.rmtree(work, ignore_errors=True)  # a kill came just before that
-            raise InputError(f"--out {out} already holds a finished model; choose another folder")
+            elif whose is not None:
+                what = f"the results of `draftsmith {whose}`"
+            raise InputError(f"--out {out} already holds {what}; choose another folder")
         try:
             work.mkdir(parents=True, exist_ok=True)  # now, not where the first checkpoint is lost
         except OSError as error:
