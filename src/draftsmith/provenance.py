@@ -355,8 +355,15 @@ def _depth(value: Any) -> int:
     return depth
 
 
+def refuse_device(path: Path) -> None:
+    """Raise InputError for a device: /dev/zero has no end, and would fill the memory."""
+    if path.is_char_device():
+        raise InputError(f"cannot read: {path} is a device and no file")
+
+
 def read_json(path: Path, what: str = "file") -> Any:
     """Read a JSON file. Raises InputError, which calls it `what`."""
+    refuse_device(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:

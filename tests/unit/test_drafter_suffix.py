@@ -325,6 +325,13 @@ def test_a_corpus_with_tokens_that_the_target_lacks_is_refused(tmp_path: Path) -
         drafter.bind(WithTokenizer(vocab_size=12, seed=3))
 
 
+@pytest.mark.parametrize("name", ["corpus", "saved"])
+def test_the_memory_does_not_begin_with_a_device(name: str) -> None:
+    drafter = load_drafter("suffix", ["memory=9", f"{name}=/dev/null"])
+    with pytest.raises(InputError, match="/dev/null is a device and no file"):
+        drafter.bind(WithTokenizer(vocab_size=12, seed=3))
+
+
 def test_a_corpus_needs_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("some words")
     drafter = load_drafter("suffix", ["memory=9", f"corpus={tmp_path / 'corpus.txt'}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from draftsmith.data import text
 from draftsmith.errors import InputError
+from draftsmith.plan.observations import read_trained
+from draftsmith.provenance import read_json
 
 TREE = (
     "abc.py",
@@ -93,3 +96,11 @@ def test_a_file_with_two_names_has_the_first_in_the_order_of_paths(tmp_path: Pat
 def test_a_device_without_end_is_no_file() -> None:
     with pytest.raises(InputError, match="/dev/zero is a device and no file"):
         text.read_text(Path("/dev/zero"))
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no such device here")
+@pytest.mark.parametrize("read", [text.read_text, read_json, read_trained])
+def test_no_reader_takes_a_device(read: Callable[[Path], object]) -> None:
+    """This one has an end, but the next one would fill the memory before anything could be said."""
+    with pytest.raises(InputError, match="/dev/null is a device and no file"):
+        read(Path("/dev/null"))

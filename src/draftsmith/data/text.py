@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from draftsmith.config import Configuration, check_text, require
 from draftsmith.errors import InputError
-from draftsmith.provenance import parse_json
+from draftsmith.provenance import parse_json, refuse_device
 
 STANDARD_LIBRARY = "python:stdlib"
 """Stands for the folder of the running Python's own sources, wherever that is."""
@@ -128,8 +128,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as file:
-            if path.is_char_device() and not file.isatty():  # /dev/zero has no end
-                raise InputError(f"cannot read: {path} is a device and no file")
+            if not file.isatty():
+                refuse_device(path)
             yield file
     except FileNotFoundError:
         raise InputError(f"cannot read: {path} does not exist") from None

@@ -38,6 +38,7 @@ from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
+from draftsmith.data.text import read_text
 from draftsmith.drafters.base import (
     Accepted,
     Drafter,
@@ -321,9 +322,9 @@ def _corpus(path: Path, target: TargetView) -> list[list[int]]:
     if target.tokenizer is None:
         raise InputError(f"drafter option corpus: the target has no tokenizer for {path}.")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"drafter option corpus: {path} cannot be read: {error}") from error
+        text = read_text(path)
+    except InputError as error:
+        raise InputError(f"drafter option corpus: {error}") from None
     ids = list(target.tokenizer.encode(text, add_special_tokens=False))
     if max(ids, default=0) >= target.vocab_size:
         raise InputError(

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from draftsmith.config import field_types, from_dict, parse_count
 from draftsmith.core.speedup import Floats
 from draftsmith.errors import InputError, nearest
+from draftsmith.provenance import refuse_device
 
 T = TypeVar("T")
 Rows = dict[str, dict[str, str]]
@@ -129,6 +130,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Rows:
             has more or fewer values than the header.
     """
     rows: Rows = {}
+    refuse_device(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, strict=True)
