@@ -14,14 +14,25 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from draftsmith.provenance import write_json_atomic
 
 SUITES = {
     "HumanEval": "prompts/humaneval/HumanEval.jsonl.gz",
     "GSM8K": "prompts/gsm8k/test.jsonl.xz",
     "MT-bench": "prompts/mt_bench/question.jsonl",
 }
+
+
+SAME = ("weights", "drafter", "temperature", "suite")
+"""What a row of a record is of."""
+RECORDED = (
+    *("temperature", "prompts", "tokens", "speedup", "speedup_ci95"),
+    *("decode_tokens_per_step", "decode_tokens_per_step_outside_loops", "loop_share"),
+)
 
 
 def bench(suite: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -67,6 +78,34 @@ def table(summaries: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def recorded(summaries: Mapping[str, Mapping[str, Any]], weights: str) -> list[dict[str, Any]]:
+    """What the table says, for a record: one row for each drafter, temperature and suite."""
+    return [
+        {
+            "weights": weights,
+            "drafter": "+".join(map(short, row["name"].split("+"))),
+            "suite": suite,
+            **{name: row[name] for name in RECORDED},
+        }
+        for suite, summary in summaries.items()
+        for row in summary["drafters"]
+        if row["name"] != "none"
+    ]
+
+
+def short(drafter: str) -> str:
+    """hass of hass:models/smollm2/hass, of hass and of models/smollm2/hass."""
+    return Path(drafter.partition(":")[0]).name
+
+
+def add_to(record: Path, rows: list[dict[str, Any]], machine: Mapping[str, Any]) -> None:
+    """Write these rows to a record, in place of those of the same measurement."""
+    known = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
+    new = {tuple(row[name] for name in SAME) for row in rows}
+    kept = [row for row in known if tuple(row[name] for name in SAME) not in new]
+    write_json_atomic(record, {"machine": machine, "rows": kept + rows})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     data = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -80,6 +119,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--temperature", default="0,1")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--record", type=Path, help="JSON that gets the figures, too")
     options = parser.parse_args()
     summaries = {
         name: bench(options.data / path, options.out / name, options)
@@ -88,6 +128,9 @@ def main() -> None:
     text = table(summaries)
     (options.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
+    if options.record is not None:
+        machine = next(iter(summaries.values()))["machine"]
+        add_to(options.record, recorded(summaries, options.weights), machine)
 
 
 if __name__ == "__main__":

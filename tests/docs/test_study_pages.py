@@ -624,6 +624,37 @@ def test_the_table_of_the_real_model_is_its_record() -> None:
     assert f"those of {training['held_out_prompts']} held-out prompts" in page
 
 
+def test_the_card_of_the_real_models_layer_is_its_record() -> None:
+    path = ROOT / "benchmarks/results/smollm2-speeds.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    card = ROOT / "models/smollm2/hass/README.md"
+    named = {"`suffix`": "suffix", "this layer": "hass", "`suffix`, then this layer": "suffix+hass"}
+    lines = [line.split(" | ") for line in card.read_text(encoding="utf-8").splitlines()]
+    seen, weights, heat = 0, "", 0.0
+    for cells in (line for line in lines if len(line) > 5 and line[1] in named):
+        head = cells[0].strip("| ")
+        if head:
+            weights, heat = head.partition(",")[0], float(head.partition(", ")[2][:1])
+        given = {
+            row["suite"]: row
+            for row in rows
+            if (row["weights"], row["drafter"], row["temperature"])
+            == ({"Q4_1": "auto", "bfloat16": "bf16"}[weights], named[cells[1]], heat)
+        }
+        for suite, cell in zip(("HumanEval", "GSM8K", "MT-bench"), cells[2:5], strict=True):
+            row = given[suite]
+            low, high = row["speedup_ci95"]
+            tau, outside = (
+                row[f"decode_tokens_per_step{where}"] for where in ("", "_outside_loops")
+            )
+            wanted = f"{row['speedup']:.2f} ({low:.2f} to {high:.2f}), {tau:.2f} / {outside:.2f}"
+            assert cell == wanted, (weights, heat, cells[1], suite)
+            seen += 1
+        mean = sum(row["speedup"] for row in given.values()) / 3
+        assert cells[5].strip("| ") == f"{mean:.2f}"
+    assert seen == len(rows) == 36
+
+
 def test_the_claims_about_drafters_are_in_their_records() -> None:
     across, trained = claims(DRAFTERS.read_text(encoding="utf-8"))
     assert (len(across), len(trained)) == (9, 6)
