@@ -92,7 +92,7 @@ RELEASED = {
     | {f"{head}.0.linear.bias" for head in range(4)},
     "parallel": weights_of(
         *(f"layers.{number}.{part}" for number in (0, 1) for part in PARTS),
-        "{fc,hidden_norm,norm,out}",
+        "{fc,hidden_norm,norm,out,markov_in,markov_out}",
     )
     | {"masks"},
 }

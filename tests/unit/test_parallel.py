@@ -27,7 +27,7 @@ from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
 BLOCK = 4
-OPTIONS: list[dict[str, Any]] = [{}, {"markov": 3}, {"layers": 1, "states": "layers"}]
+OPTIONS: list[dict[str, Any]] = [{"markov": 0}, {"markov": 3}, {"layers": 1, "states": "layers"}]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_only_a_markov_term_reads_what_was_drafted_before(target: HFTarget) -> N
 
 
 def test_a_block_sees_its_text_up_to_its_anchor_and_no_other_block(target: HFTarget) -> None:
-    drafter = bound(target)
+    drafter = bound(target, markov=0)
     batch = batch_of(target, texts(1, 12))
     assert batch.features_BTS is not None
     before = trained(drafter, batch)

@@ -10,10 +10,10 @@ each other; their keys and values are never kept. In DFlash a block begins as th
 masks that are all alike, and learns by attention what is said there: to begin as the last pair, as
 EAGLE does, takes far fewer steps (LOG.md, 2026-11-26).
 
-The law of a place does not depend on what is drafted before it, unless there is a Markov term: an
-addition to its logits by the token before, of low rank. Either way it is the law that drafts are
-drawn from. A block is always drafted whole, however short the draft may be: its places see each
-other, and a row's draft would otherwise depend on how deep its neighbours go.
+The Markov term, an addition of low rank to the logits by the token before, is all that a law knows
+of what was drafted before it. With it or without, it is the law that drafts are drawn from. A block
+is always drafted whole, however short the draft may be: its places see each other, and a row's
+draft would otherwise depend on how deep its neighbours go.
 
 Training draws anchors from all over the texts. Each is the last known token of a block:
 
@@ -265,7 +265,7 @@ class Parallel(FeatureDrafter):
         states: Literal["last", "layers"] = field(default="last", metadata=STRUCTURE)
         """Training: what is read of the target, its last states or those of the three layers that
         eagle3 reads."""
-        markov: int = field(default=0, metadata=STRUCTURE)
+        markov: int = field(default=128, metadata=STRUCTURE)
         """Training: rank of an addition to the logits by the token before; 0: none."""
         spacing: int = field(default=4, metadata=TRAINING)
         """Training: a block begins at one of so many places, drawn anew in every step."""
