@@ -22,6 +22,8 @@ from tests.draft_paths import Path, paths_of
 from .following import Following
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "parallel")
+OPTIONS = {"parallel": ["seed=1"]}
+"""First weights of which the target accepts drafts."""
 FEW = 12
 """Tokens that there are: drafts with random weights are accepted now and then."""
 PROMPTS = ([1, 5, 2], [7, 7, 3, 0, 9, 11, 4], [8, 2, 2, 10, 6])
@@ -58,7 +60,7 @@ def drafts(
     """What is proposed behind every text at temperature 0, up to this one, and how many drafts were
     accepted."""
     torch.manual_seed(0)
-    drafter = Heard(make_drafter(kind))
+    drafter = Heard(make_drafter(kind, OPTIONS.get(kind, ())))
     drafter.bind(target)
     options = DecodeOptions(max_new_tokens=count, shape=shape)
     accepted = 0
