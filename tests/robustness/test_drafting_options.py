@@ -130,6 +130,13 @@ def test_heads_that_were_not_trained_are_not_advised(trained: Path) -> None:
     assert refusal(medusa, draft_tree="2,1,1,1,1") == said.format("--draft-tree")
 
 
+@pytest.mark.parametrize("length", [8, 9, 20])
+def test_a_block_that_was_not_trained_is_not_advised(length: int, trained: Path) -> None:
+    parallel = trained / "parallel"
+    said = f"{parallel} drafts at most 7 tokens: --draft-length must not be longer."
+    assert refusal(parallel, draft_length=length) == said
+
+
 @pytest.mark.parametrize(
     ("kind", "option"),
     [

@@ -15,6 +15,8 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 
 from draftsmith.core.cache import lay_out
 from draftsmith.core.types import Signals
+from draftsmith.provenance import fresh_beside
+from draftsmith.targets import hf
 from draftsmith.targets.hf import load_target
 from draftsmith.targets.native import engine as engines
 from draftsmith.targets.native import packed
@@ -105,10 +107,42 @@ def test_each_format_and_each_version_of_a_model_has_a_file_of_its_own(
     assert converted and len(files()) == 3
 
 
+def test_a_copy_that_keeps_size_and_time_is_another_version(
+    folder: Path, converted: list[str]
+) -> None:
+    logits(folder)
+    (file,) = folder.glob("*.safetensors")
+    known = file.stat()
+    tiny_model(seed=7, hidden=128).save_pretrained(folder)
+    assert file.stat().st_size == known.st_size
+    os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
+    converted.clear()
+    logits(folder)
+    assert converted
+
+
+def test_a_file_that_is_replaced_while_it_is_read_keeps_nothing_for_the_new_one(
+    folder: Path, converted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = hf.load_model
+
+    def replaced(*args: Any, **options: Any) -> Any:
+        model = load(*args, **options)
+        tiny_model(seed=7, hidden=128).save_pretrained(folder)
+        return model
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(hf, "load_model", replaced)
+        old = logits(folder)
+    converted.clear()
+    assert not torch.equal(logits(folder), old)
+    assert converted
+
+
 def test_a_change_of_the_code_or_of_the_processor_is_another_key(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library, some = usable_library(), sorted(folder.glob("*.safetensors"))
+    library, some = usable_library(), packed.versions_of(sorted(folder.glob("*.safetensors")))
 
     def path() -> Path:
         return packed.PackedFile.of(some, "int8", "torch.float32", library).path
@@ -202,6 +236,14 @@ def test_the_files_used_longest_ago_make_room(
     assert files() == [newer]
     assert not packed.make_room(packed.packed_folder(), sizes + 1), "it would never fit"
     assert files() == [newer]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_file(folder: Path) -> None:
+    left = fresh_beside(packed.packed_folder() / "x.bin")
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    logits(folder)
+    assert len(files()) == 1 and not left.exists()
 
 
 def test_a_file_that_is_used_is_the_last_to_go(folder: Path) -> None:

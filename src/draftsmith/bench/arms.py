@@ -5,6 +5,7 @@ Transformers' own `generate` is timed in the same manner.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -348,12 +349,13 @@ def _unusable(name: str, drafter: Drafter, options: DraftingConfig, *, alone: bo
     missing = shape.depth - longest
     for field in dataclasses.fields(drafter.config):
         value = getattr(drafter.config, field.name)
-        if type(value) is int:
-            grown = dataclasses.replace(drafter.config, **{field.name: value + missing})
-            if type(drafter)(grown).longest == shape.depth:
-                owner = "" if alone else f"{drafter_parts(name)[0]}."
-                hint = f"use --drafter-option {owner}{field.name}={value + missing}"
-                return f"{name} drafts at most {longest} tokens: {hint}"
+        if type(value) is int and field.name not in options_marked(drafter.config, TRAINING):
+            with contextlib.suppress(InputError):  # some value that this option cannot have
+                grown = dataclasses.replace(drafter.config, **{field.name: value + missing})
+                if type(drafter)(grown).longest == shape.depth:
+                    owner = "" if alone else f"{drafter_parts(name)[0]}."
+                    hint = f"use --drafter-option {owner}{field.name}={value + missing}"
+                    return f"{name} drafts at most {longest} tokens: {hint}"
     return f"{name} drafts at most {longest} tokens: {flag} must not be longer"
 
 

@@ -38,6 +38,7 @@ from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacke
 from draftsmith.targets.graphs import CudaCapture, Graphs
 from draftsmith.targets.native.engine import FORMATS, Engine, Stored, too_large, why_not
 from draftsmith.targets.native.library import NotBuilt
+from draftsmith.targets.native.packed import Versions, versions_of
 from draftsmith.targets.support import (
     LISTED,
     MOST_LISTED,
@@ -188,8 +189,8 @@ class HFTarget:
         compile: run forwards in the compiled engine where it can: it copies the weights here and
             now, so leave it out for a model that goes on learning.
         stored: blocks of a GGUF file, which the engine takes as they are.
-        files: what the weights were read from and still are: the engine keeps its own form of them
-            for the next load.
+        sources: the files that the weights are from and still are: the engine keeps its own form of
+            them for the next load.
 
     Raises:
         UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
@@ -208,7 +209,7 @@ class HFTarget:
         weights: str = "auto",
         compile: bool = False,
         stored: Stored | None = None,
-        files: Sequence[Path] = (),
+        sources: Versions = (),
     ) -> None:
         if attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -247,7 +248,7 @@ class HFTarget:
         attention.register()
         self.not_compiled: str | None = None
         """Why transformers' own code runs the forwards; None: the compiled engine does."""
-        self._engine = self._compiled(weights, compile, stored, files, title)
+        self._engine = self._compiled(weights, compile, stored, sources, title)
         if self._engine is not None:
             self._spec = self._engine.spec
         self._graphs = self._as_graphs() if compile else None
@@ -262,7 +263,7 @@ class HFTarget:
         weights: str,
         compile: bool,
         stored: Stored | None,
-        files: Sequence[Path],
+        sources: Versions,
         title: str,
     ) -> Engine | None:
         """The engine, or None where transformers' own code does as it is asked."""
@@ -284,7 +285,7 @@ class HFTarget:
             slower = slower or self.not_compiled is not None
         if self.not_compiled is None:
             try:
-                return Engine(self.model, form, stored=stored, files=files)
+                return Engine(self.model, form, stored=stored, sources=sources)
             except NotBuilt as error:
                 self.not_compiled, slower = str(error), True
         if asked and form != str(self.dtype).removeprefix("torch."):
@@ -527,6 +528,7 @@ def load_target(
         )
     if file is not None:
         name, title = os.fspath(unpacked(file)), file.stem
+    sources = versions_of(_weight_files(Path(name).expanduser(), file))
     model = load_model(
         name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code
     )
@@ -544,13 +546,13 @@ def load_target(
         weights=weights,
         compile=compile,
         stored=stored,
-        files=_weight_files(Path(name).expanduser(), file),
+        sources=sources,
     )
 
 
 def _weight_files(folder: Path, gguf: Path | None) -> list[Path]:
     """The files of a local model's weights; of a hub model none, which the hub may replace."""
-    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    found = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     return found if gguf is None else [gguf, *found]
 
 

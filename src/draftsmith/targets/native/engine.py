@@ -11,7 +11,6 @@ import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.errors import InputError
 from draftsmith.provenance import free_memory_bytes
 from draftsmith.targets.native.library import Call, Chain, Layer, Model
-from draftsmith.targets.native.packed import PackedFile
+from draftsmith.targets.native.packed import PackedFile, Versions
 from draftsmith.targets.native.weights import (
     GROUP,
     LANES,
@@ -394,8 +393,8 @@ class Engine(Runner):
         model: a transformers model for which `why_not` is None.
         form: one of `FORMATS`.
         stored: blocks that a file holds, for `int4` and `int8`: taken as they are.
-        files: what the weights were read from, if nothing has changed them since: packed ones are
-            kept beside the user's other caches, and found there (`packed.py`).
+        sources: the files that the weights are from, if nothing has changed them since: packed ones
+            are kept beside the user's other caches, and found there (`packed.py`).
     """
 
     def __init__(
@@ -404,13 +403,13 @@ class Engine(Runner):
         form: str,
         *,
         stored: Stored | None = None,
-        files: Sequence[Path] = (),
+        sources: Versions = (),
     ) -> None:
         config, decoder = model.config, model.model
         super().__init__(form, decoder.rotary_emb, stored=stored, named=model)
         file, kept = None, None
-        if files:
-            file = PackedFile.of(files, form, str(model.dtype), self._lib)
+        if sources:
+            file = PackedFile.of(sources, form, str(model.dtype), self._lib)
             kept = file.load(self._lib)
             self._kept = None if kept is None else iter(kept)
         attention = decoder.layers[0].self_attn

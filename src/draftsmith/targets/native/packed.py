@@ -8,9 +8,9 @@ to read what came of it.
     file    length and check sum of the header (8 bytes each), header (JSON: key, matrices with
             their check sums), numbers
 
-A file counts for its key alone: path, size and time of the checkpoint's files, format, our code and
-the processor's instructions. One that is damaged, or belongs to something else, is told and made
-again; a folder that cannot be written keeps nothing. The files used longest ago go where all
+A file counts for its key alone: path, size and times of the checkpoint's files, format, our code
+and the processor's instructions. One that is damaged, or belongs to something else, is told and
+made again; a folder that cannot be written keeps nothing. The files used longest ago go where all
 together are larger than `MOST_BYTES`, or than half of what the disk has left.
 """
 
@@ -33,7 +33,15 @@ from typing import Any
 import numpy as np
 
 from draftsmith.errors import DraftsmithError
-from draftsmith.provenance import atomic_path, cache_folder, digest, parse_json, portable_text
+from draftsmith.provenance import (
+    atomic_path,
+    cache_folder,
+    digest,
+    held,
+    parse_json,
+    portable_text,
+    sweep,
+)
 from draftsmith.targets.native.library import SOURCES, Library
 from draftsmith.targets.native.weights import PackedMatrix
 
@@ -61,12 +69,18 @@ def _code() -> str:
     return known.hexdigest()[:16]
 
 
-def identity(files: Sequence[Path]) -> list[list[Any]]:
-    """Which versions of these files they are: path, size and time of each."""
+Versions = Sequence[tuple[str, int, int, int]]
+"""Which versions of files they are: path, size and times of each."""
+
+
+def versions_of(files: Sequence[Path]) -> Versions:
+    """Ask before the files are read: one that is replaced meanwhile is another version."""
     found = []
     for file in files:
         status = file.stat()
-        found.append([os.fspath(file.resolve()), status.st_size, status.st_mtime_ns])
+        # a copy may keep the time of its contents (`cp -p`), never that of its place on the disk
+        times = status.st_mtime_ns, status.st_ctime_ns
+        found.append((os.fspath(file.resolve()), status.st_size, *times))
     return found
 
 
@@ -78,9 +92,9 @@ class PackedFile:
     key: str
 
     @classmethod
-    def of(cls, files: Sequence[Path], form: str, dtype: str, library: Library) -> PackedFile:
-        """`files`: all that the weights were read from; `dtype`: what they were read as."""
-        key = digest([identity(files), form, dtype, _code(), library.instructions])
+    def of(cls, sources: Versions, form: str, dtype: str, library: Library) -> PackedFile:
+        """`sources`: all files that the weights are from; `dtype`: what they were read as."""
+        key = digest([sources, form, dtype, _code(), library.instructions])
         return cls(path=packed_folder() / f"{key[:24]}.bin", key=key)
 
     def load(self, library: Library) -> list[PackedMatrix] | None:
@@ -137,11 +151,13 @@ class PackedFile:
         if size < LEAST_BYTES:
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not make_room(self.path.parent, size):
-                return
-            with atomic_path(self.path) as part, part.open("wb") as opened:
-                self._write(opened, matrices)
+            with held(self.path.parent / ".lock") as locked:
+                if locked:
+                    sweep(self.path.parent)
+                if not make_room(self.path.parent, size):
+                    return
+                with atomic_path(self.path) as part, part.open("wb") as opened:
+                    self._write(opened, matrices)
         except (DraftsmithError, OSError) as error:
             _log.info("packed weights are not kept: %s", error)
 
