@@ -13,7 +13,7 @@ same for all methods. Counted, behind the prompt's own step:
                     (GRIFFIN's misalignment, where drafts are verified as they are decoded)
 
 No clock is read, so cells may run side by side (--at-once). What a cell has counted is kept: the
-same command again does what is missing.
+same command again does what is missing. A cell whose drafter is no longer the best is counted anew.
 
     OUT/prompts.json              token ids by suite
     OUT/cells/GRIFFIN-T0.json     counts per prompt
@@ -50,6 +50,7 @@ from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import machine_summary, read_json, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
+from smollm2.train import keep_options
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = {
@@ -91,12 +92,17 @@ METHODS = {
 model (SpS) drafts chains of five. Typical acceptance changes the law."""
 
 
+KEPT = ("target", "data", "limit", "max_new_tokens")
+"""Options that kept prompts and cells depend on: those of an OUT do not change."""
+
+
 class Table:
     """Everything in OUT."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.out = options, Path(options.out)
         (self.out / "cells").mkdir(parents=True, exist_ok=True)
+        keep_options(self.out, options, KEPT)
         trained = {} if options.drafters is None else best_of_each(options.drafters)
         self.drafters = {
             name: method.drafter.format_map(trained)
@@ -111,6 +117,10 @@ class Table:
 
     def path(self, method: str, temperature: float) -> Path:
         return self.out / "cells" / f"{method.translate(PLAIN)}-T{temperature:g}.json"
+
+    def is_counted(self, method: str, temperature: float) -> bool:
+        path = self.path(method, temperature)
+        return path.exists() and read_json(path, "cell")["drafter"] == self.drafters[method]
 
     def target(self) -> HFTarget:
         options = self.options
@@ -174,7 +184,7 @@ class Table:
     def run(self) -> None:
         """All missing cells, each in a process of its own, so many at once."""
         self.prompts()
-        missing = [cell for cell in self.cells if not self.path(*cell).exists()]
+        missing = [cell for cell in self.cells if not self.is_counted(*cell)]
         print(f"{len(missing)} of {len(self.cells)} cells are missing", flush=True)
         with ThreadPoolExecutor(self.options.at_once) as pool:
             codes = list(pool.map(self.start, missing))
@@ -196,7 +206,7 @@ class Table:
         rows = [
             row(method, temperature, read_json(self.path(method, temperature), "cell"))
             for method, temperature in self.cells
-            if self.path(method, temperature).exists()
+            if self.is_counted(method, temperature)
         ]
         sizes = {suite: len(prompts) for suite, prompts in self.prompts().items()}
         payload = {

@@ -100,6 +100,19 @@ def divide(
     return asked
 
 
+def keep_options(out: Path, options: argparse.Namespace, names: Sequence[str]) -> None:
+    """End the program where OUT was begun with other values of these options."""
+    path = out / "options.json"
+    given = {name: vars(options)[name] for name in names}
+    now = {name: str(one) if isinstance(one, Path) else one for name, one in given.items()}
+    if path.exists():
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+            if now[name] != value:
+                flag = f"--{name.replace('_', '-')}"
+                sys.exit(f"{out} was begun with {flag} {value}: give that, or another --out")
+    write_json_atomic(path, now)
+
+
 class Work:
     """Everything in OUT."""
 
@@ -107,25 +120,12 @@ class Work:
         self.options, self.out = options, Path(options.out)
         self.heats = [temperature(i, options.processes) for i in range(options.processes)]
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
-        self.keep_options()
+        keep_options(self.out, options, KEPT)
         cores = len(os.sched_getaffinity(0))
         self.environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         self.environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.processes)))
         if options.device == "cpu":  # trainings take a GPU where they see one
             self.environment["CUDA_VISIBLE_DEVICES"] = ""
-
-    def keep_options(self) -> None:
-        path = self.out / "options.json"
-        given = {name: vars(self.options)[name] for name in KEPT}
-        now = {name: str(one) if isinstance(one, Path) else one for name, one in given.items()}
-        if path.exists():
-            for name, value in json.loads(path.read_text(encoding="utf-8")).items():
-                if now[name] != value:
-                    flag = f"--{name.replace('_', '-')}"
-                    sys.exit(
-                        f"{self.out} was begun with {flag} {value}: give that, or another --out"
-                    )
-        write_json_atomic(path, now)
 
     def at_once(self, title: str, commands: Mapping[str, Sequence[str]]) -> None:
         """Run all to their ends; names are those of their logs."""

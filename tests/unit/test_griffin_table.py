@@ -3,12 +3,14 @@ takes."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -80,6 +82,30 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(griffin: ModuleType) ->
     assert row["suites"]["A"]["ci95"] == [2.0, 2.0]  # both prompts have the same ratio
     text = griffin.table([row], ["A", "B"])
     assert "| 0 | HASS | 2.00 (2.00 to 2.00) | 4.00 (3.00 to 4.50) | 3.00 | 3.00 | 28% |" in text
+
+
+def test_cells_of_other_options_or_drafters_are_not_mixed(
+    griffin: ModuleType, tmp_path: Path
+) -> None:
+    drafters = tmp_path / "drafters"
+    trained(drafters / "hass-1e-3", tokens_per_step=1.9, tokens_per_step_t1=2.0)
+
+    def table(**changes: object) -> Any:
+        given = {"out": tmp_path / "table", "target": "x", "data": tmp_path, "limit": 2}
+        return griffin.Table(
+            argparse.Namespace(
+                **(given | {"max_new_tokens": 8, "drafters": drafters, "methods": None} | changes)
+            )
+        )
+
+    first = table()
+    content = {"drafter": f"hass:{drafters / 'hass-1e-3'}", "rule": "auto", "suites": {}}
+    first.path("HASS", 0.0).write_text(json.dumps(content))
+    assert table().is_counted("HASS", 0.0) and not table().is_counted("HASS", 1.0)
+    trained(drafters / "hass-2e-3", tokens_per_step=2.9, tokens_per_step_t1=2.0)
+    assert not table().is_counted("HASS", 0.0)
+    with pytest.raises(SystemExit, match="was begun with --limit 2: give that"):
+        table(limit=None)
 
 
 def test_every_method_names_a_drafter_that_train_makes_or_none(griffin: ModuleType) -> None:
