@@ -298,6 +298,21 @@ def test_what_would_be_another_model_is_refused(
     assert not list(cache.rglob("config.json"))
 
 
+@pytest.mark.parametrize("damage", ["cut", "a list without end"])
+def test_a_file_that_names_what_lies_behind_its_end_is_refused_at_once(
+    damage: str, tmp_path: Path, cache: Path
+) -> None:
+    """A list that is said to have 2^40 entries would be read for days."""
+    file = tmp_path / "a.gguf"
+    write(file)
+    whole = file.read_bytes()
+    at = whole.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
+    endless = whole[:at] + (1 << 40).to_bytes(8, "little") + whole[at + 8 :]
+    file.write_bytes(whole[:-5] if damage == "cut" else endless)
+    with pytest.raises(BackendError, match=r"a\.gguf' is cut or damaged"):
+        load_target(file)
+
+
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"digest": 1}', "cut", "an offset"])
 def test_a_damaged_index_is_made_again(damage: str, tmp_path: Path, cache: Path) -> None:
     write(tmp_path / "a.gguf", kind="Q4_1")

@@ -222,6 +222,30 @@ def test_an_unwritable_folder_keeps_nothing_and_stops_nothing(
     assert torch.equal(logits(folder), first) and converted
 
 
+def test_a_file_of_somebody_else_stops_nothing(
+    folder: Path,
+    converted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = logits(folder)
+    converted.clear()
+    kept, opened, exists = files()[0], Path.open, Path.exists
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(path: Path, *given: Any, **named: Any) -> Any:
+            if path == kept:
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *given, **named)
+
+        return refused
+
+    monkeypatch.setattr(Path, "open", refusing(opened))
+    monkeypatch.setattr(Path, "exists", refusing(exists))
+    assert torch.equal(logits(folder), first) and converted
+    assert "cannot be read: the weights are converted again" in caplog.text
+
+
 def test_the_files_used_longest_ago_make_room(
     folder: Path, converted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

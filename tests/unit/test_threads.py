@@ -135,6 +135,21 @@ def test_a_file_that_cannot_count_here_is_ignored_and_named(
     assert file.path.name in caplog.text and "ignored" in caplog.text
 
 
+def test_a_folder_of_somebody_else_stops_nothing(
+    target: HFTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = kept.ThreadFile.of(target.name, target.model, target.engine)
+    assert file.store(2)
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with caplog.at_level(logging.INFO, logger=kept.__name__):
+        assert file.load() is None
+    assert file.path.name in caplog.text
+
+
 def test_another_model_or_engine_has_a_file_of_its_own(target: HFTarget) -> None:
     files = {
         kept.ThreadFile.of(name, target.model, engine).path

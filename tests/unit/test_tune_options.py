@@ -19,6 +19,7 @@ BASE = ["--target", "T", "--suite", "s.jsonl"]
         (["--drafter", "lookahead,"], "--drafter: expected values separated by commas"),
         (["--batch-sizes", "0"], "--batch-sizes must be at least 1, got 0"),
         (["--batch-sizes", "1,-4"], "--batch-sizes must be at least 1, got -4"),
+        (["--batch-sizes", "1,99999999999"], "--batch-sizes must be at most 4096, got 99999999999"),
         (["--batch-sizes", "1,two"], "--batch-sizes: expected ints separated by commas"),
         (["--limit", "0"], "--limit must be at least 1"),
         (["--longest", "0"], "--longest must be at least 1"),

@@ -15,6 +15,8 @@ from draftsmith.core.config import (
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.targets.config import ModelConfig
 
+_MOST_ROWS = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(Configuration):
@@ -120,4 +122,5 @@ class TuneConfig(Configuration):
         each_at_least(1, self, "limit")
         each_at_least(2, self, "max_new_tokens")
         each_at_least(1, self, "longest", most=MOST_NODES)
-        at_least(1, "--batch-sizes", min(self.sizes()))
+        for size in self.sizes():
+            at_least(1, "--batch-sizes", size, most=_MOST_ROWS)

@@ -179,9 +179,7 @@ def _unpack(file: Path, folder: Path) -> None:
 def blocks_index(file: Path) -> dict[str, Any]:
     """Where the tensors of a file lie, and what it says of its layers and positions. It is kept,
     because to read it from the file takes seconds: the vocabulary stands before it."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
+    reader = _bounded(file)
     architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
     about = {
         name.removeprefix(f"{architecture}."): field.contents()
@@ -203,6 +201,23 @@ def blocks_index(file: Path) -> dict[str, Any]:
         },
     }
     return index | {"digest": _checked(index)}
+
+
+def _bounded(file: Path) -> Any:
+    """gguf's reader, which refuses to read behind the end of a file: of a list that is said to be
+    longer, it would gather empty parts for hours."""
+    from gguf import GGUFReader
+
+    class Bounded(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **named: Any) -> Any:
+            if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise BackendError(
+                    f"The GGUF file {os.fspath(file)!r} is cut or damaged: it names something "
+                    "behind its end. Copy or download it again."
+                )
+            return super()._get(offset, dtype, count, *more, **named)
+
+    return Bounded(file)
 
 
 _NORMS = ("attn_norm", "ffn_norm")

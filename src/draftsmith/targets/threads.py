@@ -83,13 +83,13 @@ class ThreadFile:
 
     def load(self) -> int | None:
         """The number that is kept and possible here; None: there is none."""
-        if not self.path.exists():
-            return None
         try:
+            if not self.path.exists():
+                return None
             content = read_json(self.path)
             if content["key"] == self.key and 1 <= int(content["threads"]) <= usable_threads():
                 return int(content["threads"])
-        except (DraftsmithError, KeyError, TypeError, ValueError):
+        except (DraftsmithError, OSError, KeyError, TypeError, ValueError):
             pass
         _log.info("%s is damaged or of something else: it is ignored", self.place)
         return None

@@ -102,9 +102,10 @@ class PackedFile:
         try:
             with self.path.open("rb") as opened:
                 whole = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # not there; empty
-            if self.path.exists():
-                self._complain("cannot be read")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError):  # of somebody else; empty
+            self._complain("cannot be read")
             return None
         try:
             made = self._read(library, whole)
