@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--models", default=",".join(MODELS))
     options = parser.parse_args()
+    if unknown := set(options.models.split(",")) - set(MODELS):
+        parser.error(f"--models {', '.join(sorted(unknown))}: they are {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
         model = MODELS[name]()

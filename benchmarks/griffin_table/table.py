@@ -324,6 +324,12 @@ def main() -> None:
     unknown = set(options.methods.split(",") if options.methods else ()) - set(METHODS)
     if unknown:
         parser.error(f"--methods {', '.join(sorted(unknown))}: they are {', '.join(METHODS)}")
+    for name in ("limit", "max_new_tokens", "batch_size", "at_once"):
+        value = vars(options)[name]
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if options.drafters is not None and not best_of_each(options.drafters):
+        parser.error(f"--drafters {options.drafters} holds no trained drafter")
     work = Table(options)
     lacking = sorted({name for name, _ in work.cells} - set(work.drafters))
     if lacking:

@@ -424,6 +424,8 @@ def main() -> None:
             if worker is not None:
                 workers.append(worker)
     workers = warmed(workers, prompts[0], options.max_new_tokens)
+    if not workers:
+        parser.error(f"no row can be measured (--only {options.only!r}): {options.out} stays")
     measure(workers, prompts, options.max_new_tokens, options.repeats, random.Random(0))
     records = summarise(workers, options.max_new_tokens)
     facts = {

@@ -318,6 +318,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_rate(text: str) -> bool:
+    """Whether `distill` will take this learning rate, hours later."""
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     default = HERE.parents[2] / "shared" / "data"
@@ -341,6 +349,8 @@ def main() -> None:
     unknown = {name.partition(":")[0] for name in options.kinds.split(",")} - set(KINDS)
     if unknown or options.processes < 1:
         parser.error(f"--kinds are of {', '.join(KINDS)}; --processes is at least 1")
+    if not all(map(is_rate, options.rates.split(","))):
+        parser.error(f"--rates {options.rates}: numbers above 0 and at most 1, by commas")
     work = Work(options)
     if options.stores is None:
         work.prompts()

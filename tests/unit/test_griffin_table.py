@@ -116,3 +116,27 @@ def test_every_method_names_a_drafter_that_train_makes_or_none(griffin: ModuleTy
         spelt = method.drafter.format_map(paths)
         known = {drafter_parts(part)[0] for part in cascade_parts(spelt)}
         assert known <= {*kinds(), "folder"}, name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--at-once", "0"], "--at-once must be at least 1, got 0"),
+        (["--drafters", "nowhere"], "--drafters nowhere holds no trained drafter"),
+        (["--methods", "PLD,Nope"], "--methods Nope: they are PLD"),
+        (["--methods", "HASS"], "--methods HASS: train them"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(
+    words: list[str],
+    message: str,
+    griffin: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["table.py", "--out", str(tmp_path), *words])
+    with pytest.raises(SystemExit, match="2"):
+        griffin.main()
+    assert message in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gguf import GGUFReader, GGUFWriter
 from safetensors.torch import load_file
-from tests.tiny_models import save_family, tiny_model
+from tests.tiny_models import save_family, tiny_model, tiny_tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -24,7 +24,7 @@ from draftsmith.drafters.eagle import Eagle, EagleNetwork
 from draftsmith.drafters.hidden.checkpoint import save_network
 from draftsmith.drafters.hidden.network import draft_config
 from draftsmith.errors import InputError
-from peers import engine_openvino, engine_transformers, engine_vllm
+from peers import compare, engine_openvino, engine_transformers, engine_vllm
 from peers.compare import Files, Row, Worker, asked, prepare, rows, start, summarise, warmed
 from peers.files import write_eagle, write_gguf
 
@@ -259,6 +259,26 @@ def test_rows_are_asked_for_by_engine_drafter_and_weights() -> None:
         assert asked(row, names)
     for names in (["open"], ["vllm-cpu:none"], ["openvino:draft_model"], ["openvino:none:Q4_1"]):
         assert not asked(row, names)
+
+
+def test_a_record_is_not_replaced_by_a_run_without_rows(
+    like: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt engine in --only would leave an empty table."""
+    record = tmp_path / "peers.json"
+    record.write_text("measured for an hour")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "hello"}\n')
+    monkeypatch.setattr(compare, "SUITES", {"some": "prompts.jsonl"})
+    monkeypatch.setattr(compare, "HERE", tmp_path / "benchmarks" / "peers")
+    monkeypatch.setattr(compare, "unpacked", lambda file: tmp_path)
+    monkeypatch.setattr(compare, "load_tokenizer", lambda folder: tiny_tokenizer())
+    words = ["--target", str(like), "--data", str(tmp_path), "--envs", str(tmp_path / "envs")]
+    words += ["--only", "openvinno", "--out", str(record)]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        compare.main()
+    assert "no row can be measured (--only 'openvinno')" in capsys.readouterr().err
+    assert record.read_text() == "measured for an hour"
 
 
 def test_openvino_without_its_compression_has_no_int8(

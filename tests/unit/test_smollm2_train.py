@@ -93,6 +93,21 @@ def test_a_failure_names_its_log_and_what_was_begun_otherwise_is_refused(
         train.Work(options(tmp_path, target="other"))
 
 
+@pytest.mark.parametrize("rates", ["abc", "1e-3,", "0", "2", "nan"])
+def test_a_rate_that_distill_would_refuse_is_refused_before_the_collection(
+    rates: str,
+    train: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(train.Work, "at_once", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--out", str(tmp_path), "--rates", rates])
+    with pytest.raises(SystemExit, match="2"):
+        train.main()
+    assert f"--rates {rates}: numbers above 0" in capsys.readouterr().err
+
+
 def test_a_row_of_the_shipped_layer_is_that_of_the_record(train: ModuleType) -> None:
     run = json.loads((ROOT / "models/smollm2/hass/run.json").read_text())
     record = json.loads((ROOT / "benchmarks/results/smollm2-drafters.json").read_text())
