@@ -23,7 +23,9 @@ from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.recycling import Recycling
 from draftsmith.drafters.suffix import Suffix
 from draftsmith.targets.hf import HFTarget
 from tests.tiny_models import tiny_model
@@ -31,8 +33,8 @@ from tests.tiny_models import tiny_model
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 PROMPTS = [list(range(5, 17)) * 3, [7, 8, 9, 7, 8, 9, 7], list(range(20, 30))]
-HIDDEN = (Eagle, Hass, Fspad, Griffin, Eagle3)
-KINDS = (NoDrafter, PromptLookup, Suffix, Lookahead, Medusa, *HIDDEN)
+HIDDEN = (Eagle, Hass, Fspad, Griffin, Eagle3, Parallel)
+KINDS = (NoDrafter, PromptLookup, Suffix, Lookahead, Recycling, Medusa, *HIDDEN)
 
 
 def target(device: str, *, graphs: bool = False) -> HFTarget:

@@ -104,7 +104,7 @@ def test_a_table_is_taken_over_by_the_next_request_if_it_is_asked_for(memory: bo
 
     first, second = steps(), steps()
     assert bool(drafter.past) == memory
-    assert second <= first
+    assert second < first if memory else second == first
     if memory:
         assert len(drafter.past) <= 12
         with pytest.raises(InputError, match="remembers successors of a target with 12 tokens"):
