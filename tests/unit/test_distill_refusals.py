@@ -175,7 +175,7 @@ def test_a_folder_settles_its_kind_and_its_structure(
 def test_texts_too_short_for_the_forwards(tmp_path: Path, command: Command, store: Path) -> None:
     own = ["--drafter", "hass", "--drafter-option", "num_forwards=31"]
     said = distil(command, store, tmp_path / "made", *own)
-    assert "31 forwards learns from texts of at least 33 tokens" in said
+    assert "learns 31 tokens ahead, from texts of at least 33 tokens" in said
 
 
 @pytest.mark.parametrize("kind", ["learned positions", "rotated positions"])

@@ -248,9 +248,10 @@ class NetworkStudent(StudentBase):
         least = self.learner.num_steps + 2  # forward n says what stands n + 1 places further
         if data.longest < least:
             raise InputError(
-                f"{self._kind} with {self.learner.num_steps} forwards learns from texts of at "
+                f"{self._kind} learns {self.learner.num_steps} tokens ahead, from texts of at "
                 f"least {least} tokens, and the longest that fits has {data.longest}: give a "
-                "larger --block-length, longer answers or fewer forwards"
+                "larger --block-length, longer answers, or fewer forwards, heads or tokens of a "
+                "block"
             )
 
     def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
