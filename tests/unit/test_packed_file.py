@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from draftsmith.core.cache import lay_out
 from draftsmith.core.types import Signals
 from draftsmith.provenance import fresh_beside
 from draftsmith.targets import hf
+from draftsmith.targets.gguf import StoredBlocks
 from draftsmith.targets.hf import load_target
 from draftsmith.targets.native import engine as engines
 from draftsmith.targets.native import packed
 from draftsmith.targets.native.engine import engine_of
 from draftsmith.targets.native.library import NotBuilt
-from draftsmith.targets.native.weights import usable_library
+from draftsmith.targets.native.weights import pack, usable_library
 
 try:
     usable_library()
@@ -153,6 +155,15 @@ def test_a_change_of_the_code_or_of_the_processor_is_another_key(
     monkeypatch.setattr(library, "instructions", "other")
     found.add(path())
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("part", [StoredBlocks, engines.Engine, packed.PackedFile, pack])
+def test_all_code_that_converts_is_in_the_key(part: Any) -> None:
+    """Blocks of a GGUF file are decoded elsewhere than other weights."""
+    here = Path(packed.__file__).parent
+    assert Path(inspect.getfile(part)).resolve() in {
+        (here / name).resolve() for name in packed._CODE
+    }
 
 
 def cut(content: bytes) -> bytes:

@@ -52,7 +52,7 @@ LEAST_BYTES = 32 << 20
 MOST_BYTES = 16 << 30
 _ALIGNED = 64
 _LONGEST_HEADER = 1 << 24
-_CODE = ("engine.py", "weights.py", "packed.py", *SOURCES)
+_CODE = ("engine.py", "weights.py", "packed.py", "../gguf.py", *SOURCES)
 
 
 def packed_folder() -> Path:
@@ -65,7 +65,7 @@ def _code() -> str:
     """Digest of what converts."""
     known = hashlib.sha256()
     for name in _CODE:
-        known.update(Path(__file__).with_name(name).read_bytes())
+        known.update((Path(__file__).parent / name).read_bytes())
     return known.hexdigest()[:16]
 
 
