@@ -25,6 +25,7 @@ from draftsmith.data import suites
 from draftsmith.data.prompts import Prompt
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.drafters.registry import make_drafter
+from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import open_model
 
@@ -112,11 +113,23 @@ def test_amounts_follow_from_the_pace(
     options: QuickstartOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demo = RealModel(options)
-    demo.pace = 2.0  # nine prompts of twelve tokens; seven steps
-    monkeypatch.setattr(real, "COLLECT_SECONDS", 9.5 * 24 * real.ANSWERED_COST)
+    demo.pace = 2.0  # nine prompts, whose answers of twelve tokens count as 64; seven steps
+    monkeypatch.setattr(real, "COLLECT_SECONDS", 9.5 * 2 * 64 * real.ANSWERED_COST)
     monkeypatch.setattr(real, "DISTIL_SECONDS", 15.0 * real.STEP_COST)
     assert demo.collect()["training_prompts"] == 9
     assert demo.distil()["steps"] == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_new_tokens": 1}, "--max-new-tokens must be at least 2, got 1"),
+        ({"limit": 0}, "--limit must be at least 1, got 0"),
+    ],
+)
+def test_what_leaves_nothing_to_measure_is_refused(given: dict[str, int], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        QuickstartOptions(**given).validate()
 
 
 def test_questions_are_chats_about_the_end_of_the_code(tmp_path: Path) -> None:

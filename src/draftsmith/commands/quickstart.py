@@ -54,7 +54,8 @@ class QuickstartOptions(VerbOptions):
     def validate(self) -> None:
         super().validate()
         self.temperatures()
-        each_at_least(1, self, "max_new_tokens", "limit")
+        each_at_least(2, self, "max_new_tokens")  # drafts begin behind the first
+        each_at_least(1, self, "limit")
         check_seed(self.seed, "--seed")
 
 

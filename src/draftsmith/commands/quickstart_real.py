@@ -91,6 +91,8 @@ BATCH = 32
 ANSWERED_COST = 0.35
 """Time of a token of such a batch, with its share of the question / of one that is decoded
 alone."""
+SHORTEST_ANSWER = 64
+"""Answers of fewer tokens take as long: questions have to be read, and states to be written."""
 STEP_COST = 25.0
 """Time of a training step, with its share of the evaluations / of a token that is decoded alone."""
 FEWEST_QUESTIONS = 32
@@ -165,7 +167,7 @@ class RealModel(Demo):
         """Let the target explain code from most files of Python's library."""
         self.title("Collected: answers of the model, with its hidden states and probabilities")
         began, tokens = time.monotonic(), self.max_new_tokens
-        each = self.pace * ANSWERED_COST * tokens * len(self.temperatures)
+        each = self.pace * ANSWERED_COST * max(tokens, SHORTEST_ANSWER) * len(self.temperatures)
         count = max(FEWEST_QUESTIONS, int(COLLECT_SECONDS / each))
         path = self.folder / "prompts.jsonl"
         write_questions(path, islice(training_prompts(), count))
