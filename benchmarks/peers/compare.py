@@ -39,7 +39,7 @@ from draftsmith.bench.loops import in_loops
 from draftsmith.data.suites import load_prompts
 from draftsmith.errors import DraftsmithError
 from draftsmith.intervals import bootstrap_ratio
-from draftsmith.provenance import machine_summary, write_json_atomic
+from draftsmith.provenance import machine_summary, usable_cpus, write_json_atomic
 from draftsmith.targets.gguf import gguf_file, unpacked
 from draftsmith.targets.hf import load_tokenizer
 from peers.files import write_eagle, write_gguf
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="of each suite")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument(
         "--only", default="", help="ENGINE[:DRAFTER[:WEIGHTS]], separated by commas"
     )

@@ -40,7 +40,7 @@ from typing import Any
 
 import torch
 
-from draftsmith.provenance import atomic_path, machine_summary, write_json_atomic
+from draftsmith.provenance import atomic_path, machine_summary, usable_cpus, write_json_atomic
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
 
@@ -121,7 +121,7 @@ class Work:
         self.heats = [temperature(i, options.processes) for i in range(options.processes)]
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         keep_options(self.out, options, KEPT)
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cpus()
         self.environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
         self.environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.processes)))
         if options.device == "cpu":  # trainings take a GPU where they see one

@@ -169,15 +169,21 @@ def git_revision() -> dict[str, Any] | None:
     return {"commit": commit, "modified": bool(changes)}
 
 
+def usable_cpus() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def machine_summary() -> dict[str, Any]:
     """What decides speed, without names of hosts, users or folders."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = memory_bytes()
     summary: dict[str, Any] = {
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpu": _cpu_name(),
-        "cpus": usable,
+        "cpus": usable_cpus(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "torch_threads": None,
         "accelerators": [],

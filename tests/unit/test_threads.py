@@ -23,8 +23,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HFTarget
     """A model on a machine of four processors, whose caller has not chosen."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(kept.CHOSEN, raising=False)
-    monkeypatch.setattr(kept, "usable_threads", lambda: 4)
-    monkeypatch.setattr(threads, "usable_threads", lambda: 4)
+    monkeypatch.setattr(kept, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 4)
     monkeypatch.setattr(threads, "load_of_others", lambda: None)
     save_pair(tmp_path)
     before = torch.get_num_threads()
@@ -183,7 +183,7 @@ def test_what_is_best_beside_other_programs_is_not_kept(
 def test_one_processor_leaves_nothing_to_choose(
     target: HFTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "usable_threads", lambda: 1)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 1)
     assert tune_threads(target, range(2, 12)) is None
 
 

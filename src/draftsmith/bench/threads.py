@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from draftsmith.bench.costs import ForwardProbe, doubling
-from draftsmith.provenance import load_of_others
+from draftsmith.provenance import load_of_others, usable_cpus
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.threads import ThreadFile, is_chosen, usable_threads
+from draftsmith.targets.threads import ThreadFile, is_chosen
 
 WIDTHS = (1, 4, 16)
 """Plain decoding, and what drafts are verified in."""
@@ -112,7 +112,7 @@ def tune_threads(target: HFTarget, prompt: Sequence[int]) -> ThreadCosts | None:
     None: there is nothing to choose. The target is not on a CPU, there is one processor, the
     caller's environment has chosen, or the context has no room behind the prompt.
     """
-    most, widest = usable_threads(), max(WIDTHS)
+    most, widest = usable_cpus(), max(WIDTHS)
     room = (target.max_length or 1 << 40) - widest
     if target.device.type != "cpu" or most == 1 or is_chosen() or room < 1:
         return None

@@ -27,6 +27,7 @@ from draftsmith.provenance import (
     machine_summary,
     portable_text,
     read_json,
+    usable_cpus,
     versions,
     write_json_atomic,
 )
@@ -34,13 +35,6 @@ from draftsmith.provenance import (
 _log = logging.getLogger(__name__)
 
 CHOSEN = "OMP_NUM_THREADS"
-
-
-def usable_threads() -> int:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def structure(model: nn.Module) -> str:
@@ -87,7 +81,7 @@ class ThreadFile:
             if not self.path.exists():
                 return None
             content = read_json(self.path)
-            if content["key"] == self.key and 1 <= int(content["threads"]) <= usable_threads():
+            if content["key"] == self.key and 1 <= int(content["threads"]) <= usable_cpus():
                 return int(content["threads"])
         except (DraftsmithError, OSError, KeyError, TypeError, ValueError):
             pass
