@@ -97,7 +97,7 @@ def costs(targets: dict[str, HFTarget], rounds: int) -> dict[str, dict[str, floa
 
 
 def floors(targets: dict[str, HFTarget], rounds: int) -> dict[str, dict[str, float]]:
-    """Of the engine's formats: the bytes of the matrices that every forward reads, and milliseconds
+    """By format of the engine: the bytes of the matrices that every forward reads, and milliseconds
     of reading as many by `torch.sum`, the median of warm rounds."""
     found: dict[str, dict[str, float]] = {}
     for name, target in targets.items():
