@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from draftsmith.core.cache import lay_out
 from draftsmith.core.types import Signals
@@ -311,6 +312,19 @@ def test_a_file_that_names_what_lies_behind_its_end_is_refused_at_once(
     file.write_bytes(whole[:-5] if damage == "cut" else endless)
     with pytest.raises(BackendError, match=r"a\.gguf' is cut or damaged"):
         load_target(file)
+
+
+def test_a_full_disk_is_said_of_the_cache_and_not_of_the_file(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    write(tmp_path / "a.gguf")
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(BackendError, match=r"cannot write \S+/gguf: no space is left on the disk"):
+        load_target(tmp_path / "a.gguf")
+    assert not list(cache.rglob("config.json"))
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"digest": 1}', "cut", "an offset"])

@@ -87,6 +87,15 @@ def test_records_that_cannot_be_written_are_refused_before_anything_is_translate
     assert (end.value.code, said.out) == (2, "") and str(tmp_path) in said.err
 
 
+def test_a_closed_stdin_is_said_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["live", "translate", "--target=./nowhere"])
+    assert (end.value.code, "stdin is closed" in capsys.readouterr().err) == (2, True)
+
+
 def test_letters_beyond_ascii_arrive_whatever_the_locale_says(translate: Any) -> None:
     made = translate(io.TextIOWrapper(io.BytesIO("die Tür".encode()), encoding="ascii"), "--json")
     assert finals(made) == [(0, "die Tür")]

@@ -30,8 +30,11 @@ from draftsmith.provenance import (
     cache_folder,
     digest,
     held,
+    is_write_failure,
     read_json,
     sweep,
+    system_error,
+    write_error,
     write_json_atomic,
 )
 from draftsmith.targets.native.weights import GROUP, Blocks
@@ -171,9 +174,14 @@ def _unpack(file: Path, folder: Path) -> None:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         _take_rope(model.config, file, index)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        write_json_atomic(folder / INDEX, index)
+        try:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            write_json_atomic(folder / INDEX, index)
+        except Exception as error:
+            if is_write_failure(error):  # of the cache: the file is sound
+                raise write_error(folder.parent, system_error(error)) from error
+            raise
 
 
 def blocks_index(file: Path) -> dict[str, Any]:

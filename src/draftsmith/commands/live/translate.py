@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.config import unused
+from draftsmith.config import require, unused
 from draftsmith.core.config import bias_warning, check_bias
 from draftsmith.errors import InputError
 from draftsmith.live.config import DisplayConfig, MaskConfig, PromptConfig, RedraftConfig
@@ -65,6 +65,7 @@ def run(options: LiveTranslateOptions) -> dict[str, Any]:
     note = bias_warning(options.bias, options.redraft.final_bias, options.redraft.revision_bias)
     if note is not None:
         print(f"note: {note}", file=sys.stderr, flush=True)
+    require(sys.stdin is not None, "there is nothing to read: stdin is closed")
     target = open_model(options.model)
     display = DisplayConfig(**vars(options.screen), no_shrink=options.no_shrink)
     setting = ReplaySetting(method="ssbd", bias=options.bias, mask_k=display.mask_k)
