@@ -529,7 +529,7 @@ def change(
     after: Sequence[float],
     tokens: Sequence[int],
 ) -> Change:
-    """Compare BEFORE and AFTER. `before`, `after`, `tokens`: as `SmallModels.acceptance` returns."""
+    """Compare BEFORE and AFTER. `before`, `after`, `tokens`: from `SmallModels.acceptance`."""
     found = {one.name: one for one in report.metrics if one.temperature == temperature}
     sides = (found[BEFORE], found[AFTER])
     alphas = [sum(accepted) / sum(tokens) for accepted in (before, after)]
