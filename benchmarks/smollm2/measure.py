@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftsmith.provenance import write_json_atomic
+from draftsmith.provenance import machine_summary, write_json_atomic
 
 SUITES = {
     "HumanEval": "prompts/humaneval/HumanEval.jsonl.gz",
@@ -98,6 +98,15 @@ def short(drafter: str) -> str:
     return Path(drafter.partition(":")[0]).name
 
 
+def of_another_machine(record: Path, machine: Mapping[str, Any]) -> str | None:
+    """Why rows that this machine measures cannot be added to a record; None: they can."""
+    known = json.loads(record.read_text(encoding="utf-8"))["machine"] if record.exists() else {}
+    for name in ("cpu", "cpus", "accelerators"):
+        if known and known[name] != machine[name]:
+            return f"{record} is of a machine with {name} {known[name]}, this one: {machine[name]}"
+    return None
+
+
 def add_to(record: Path, rows: list[dict[str, Any]], machine: Mapping[str, Any]) -> None:
     """Write these rows to a record, in place of those of the same measurement."""
     known = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
@@ -121,6 +130,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--record", type=Path, help="JSON that gets the figures, too")
     options = parser.parse_args()
+    if options.record is not None:
+        other = of_another_machine(options.record, machine_summary())
+        if other is not None:
+            parser.error(f"--record {other}; give another file")
     summaries = {
         name: bench(options.data / path, options.out / name, options)
         for name, path in SUITES.items()
