@@ -26,6 +26,8 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.recycling import Recycling
+from draftsmith.drafters.suffix import Suffix
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.hf import HFTarget
@@ -166,13 +168,25 @@ def test_a_session_is_made_of_nothing() -> None:
         Session(target())  # type: ignore[call-arg, misc]
 
 
-@pytest.mark.parametrize("make", [independent, Eagle, Medusa])
+def remembering() -> Drafter:
+    return Recycling(Recycling.Config(memory=True))
+
+
+def remembering_texts() -> Drafter:
+    return Suffix(Suffix.Config(memory=100))
+
+
+REMEMBER = [remembering, remembering_texts]
+"""They would draft tokens of one target for another."""
+
+
+@pytest.mark.parametrize("make", [independent, Eagle, Medusa, *REMEMBER])
 def test_an_unbound_drafter_says_what_to_call(make: Callable[[], Drafter]) -> None:
     with pytest.raises(InputError, match=r"\.bind\(target\)"):
         run(drafter=make())
 
 
-@pytest.mark.parametrize("make", [independent, Eagle, Medusa])
+@pytest.mark.parametrize("make", [independent, Eagle, Medusa, *REMEMBER])
 def test_a_drafter_of_another_target_says_what_to_call(make: Callable[[], Drafter]) -> None:
     with pytest.raises(InputError, match=r"\.bind\(target\)"):
         run(drafter=bound(make()), model=target(0, 2 * V))

@@ -125,8 +125,13 @@ class Recycling(Drafter):
         self.past: Successors = {}
         """The table of past requests."""
         self._open: list[tuple[weakref.ref[Row], Successors]] = []
+        self._bound: TargetView | None = None
         self._vocab_size: int | None = None
         """The vocabulary that the table is of has so many tokens; None: it was not bound yet."""
+
+    @property
+    def bound_to(self) -> TargetView | None:
+        return self._bound if self.config.memory else None
 
     def bind(self, target: TargetView) -> None:
         """Refuse to mix targets.
@@ -140,9 +145,11 @@ class Recycling(Drafter):
             f"this recycling drafter remembers successors of a target with {known} tokens, and "
             f"this one has {target.vocab_size}: make another drafter for it",
         )
-        self._vocab_size = target.vocab_size
+        self._bound, self._vocab_size = target, target.vocab_size
 
     def start(self, request: RequestBatch) -> _State:
+        if self.config.memory and self._bound is None:
+            raise self.unbound()
         self._take_over()
         return self._noted(_State([Row(tokens) for tokens in request.tokens]))
 

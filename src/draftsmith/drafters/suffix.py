@@ -230,9 +230,14 @@ class Suffix(Drafter):
         self.past = PastTexts(self.config.min_match, self.config.memory)
         """Texts of past requests."""
         self._open: list[tuple[weakref.ref[Row], list[int], int]] = []
+        self._bound: TargetView | None = None
         self._vocab_size: int | None = None
         """The size of the vocabulary whose texts are remembered; None: nothing was read yet."""
         self._end_ids: frozenset[int] = frozenset()
+
+    @property
+    def bound_to(self) -> TargetView | None:
+        return self._bound if self.config.memory else None
 
     def bind(self, target: TargetView) -> None:
         """Fill the memory, the first time.
@@ -247,7 +252,7 @@ class Suffix(Drafter):
                 f"this suffix drafter remembers texts of a target with {self._vocab_size} tokens, "
                 f"and this one has {target.vocab_size}: make another drafter for it",
             )
-            self._end_ids = target.end_ids
+            self._bound, self._end_ids = target, target.end_ids
             return
         found: list[list[int]] = []
         for name, read in (("corpus", _corpus), ("saved", _saved)):
@@ -262,9 +267,11 @@ class Suffix(Drafter):
                 )
         for text in found:
             self.past.add(text)
-        self._vocab_size, self._end_ids = target.vocab_size, target.end_ids
+        self._bound, self._vocab_size, self._end_ids = target, target.vocab_size, target.end_ids
 
     def start(self, request: RequestBatch) -> _State:
+        if self.config.memory and self._bound is None:
+            raise self.unbound()
         self._remember()
         return self._noted(_State([Row(self.config, tokens) for tokens in request.tokens]))
 
