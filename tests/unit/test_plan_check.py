@@ -55,7 +55,7 @@ def stepped(
 
 def a_bench(folder: Path, draft: str, *, speedup: float, length: int | str | None) -> Path:
     """Two prompts that plain decoding takes 6 and 8 seconds for."""
-    counts: dict[str, Any] = {"accepted": 6, "offered": 12, "by_position": ((8, 4), (4, 2))}
+    counts: dict[str, Any] = {"accepted": 10, "offered": 20, "by_position": ((10, 10), (10, 0))}
     lines = []
     for prompt, seconds in enumerate((6.0, 8.0)):
         lines.append(stepped("none", prompt, seconds=seconds, steps=20))
@@ -148,7 +148,7 @@ def test_records_or_a_summary_will_do(check: Any, tmp_path: Path, kept: str) -> 
     assert rows["tiny", "pretrained", "tau"]["measured"]["value"] == 2.0
     alpha = rows.get(("tiny", "pretrained", "alpha"))
     if kept == "records.jsonl":
-        assert alpha is not None and alpha["measured"]["value"] == 0.5, "6 of 12 that were tried"
+        assert alpha is not None and alpha["measured"]["value"] == 0.5, "10 of 20 that were tried"
     else:
         assert alpha is None, "a summary has no counts"
 

@@ -38,7 +38,6 @@ from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
 from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
-from draftsmith.data.text import read_text
 from draftsmith.drafters.base import (
     Accepted,
     Drafter,
@@ -48,7 +47,7 @@ from draftsmith.drafters.base import (
     at_least,
 )
 from draftsmith.errors import InputError
-from draftsmith.provenance import read_json, write_text_atomic
+from draftsmith.provenance import read_json, refuse_device, write_text_atomic
 
 MOST_PLACES = 256
 """Places of the shortest match that are looked at, the latest ones: so many in the row's own text,
@@ -329,9 +328,10 @@ def _corpus(path: Path, target: TargetView) -> list[list[int]]:
     if target.tokenizer is None:
         raise InputError(f"drafter option corpus: the target has no tokenizer for {path}.")
     try:
-        text = read_text(path)
-    except InputError as error:
-        raise InputError(f"drafter option corpus: {error}") from None
+        refuse_device(path)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError, InputError) as error:
+        raise InputError(f"drafter option corpus: {path} cannot be read: {error}") from error
     ids = list(target.tokenizer.encode(text, add_special_tokens=False))
     if max(ids, default=0) >= target.vocab_size:
         raise InputError(
