@@ -287,6 +287,17 @@ def test_a_record_that_contradicts_itself_is_named_by_line_and_field(
         read_runs([bench])
 
 
+def test_a_record_that_stands_twice_is_named_by_both_lines(tmp_path: Path) -> None:
+    """As `cat` of a file with itself leaves it: intervals would shrink."""
+    bench = benched(tmp_path / "bench", "prompt_lookup")
+    path = bench / "records.jsonl"
+    lines = path.read_text().splitlines()
+    lines = [json.dumps(json.loads(one) | {"repeat": n}) for n, one in enumerate(lines)]
+    path.write_text("\n".join([*lines, lines[1]]) + "\n")
+    with pytest.raises(InputError, match=rf"line {len(lines) + 1} repeats .*, line 2: leave one"):
+        read_runs([bench])
+
+
 def test_folders_that_hold_no_run_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing is no folder"):
         read_runs([tmp_path / "nothing"])

@@ -177,10 +177,16 @@ def read(path: Path) -> tuple[RunRecord, ...]:
     """Read the records of a file.
 
     Raises:
-        InputError: no such file, or a line that is no record or contradicts itself; it is named. Or
-            records of several runs, or beside them what another run wrote about its own.
+        InputError: no such file, or a line that is no record, contradicts itself or stands twice;
+            it is named. Or records of several runs, or beside them what another run wrote about
+            its own.
     """
-    found = tuple(_read_line(where, line) for where, line in read_lines(path))
+    lines: dict[str, str] = {}
+    for where, line in read_lines(path):
+        first = lines.setdefault(line, where)
+        if first != where:  # times are never equal to the last digit
+            raise InputError(f"{where} repeats {first}: leave one of them out, or measure again")
+    found = tuple(_read_line(where, line) for line, where in lines.items())
     runs = Counter(record.run for record in found)
     told = [f"{count} records of run {run or 'unknown'}" for run, count in runs.items()]
     for name, key in (("run.json", "id"), ("summary.json", "run")):
