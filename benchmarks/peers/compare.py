@@ -20,9 +20,11 @@ results/peers.json and prints the table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -89,6 +91,9 @@ class Files:
 
 @dataclass
 class Worker:
+    """One way of decoding, started. It rests but when it is asked: idle engines look for work, and
+    three of vLLM's took half a processor from whoever was measured."""
+
     row: Row
     process: subprocess.Popen[str]
     facts: dict[str, Any]
@@ -96,18 +101,31 @@ class Worker:
     """For each prompt, the time of the tokens behind the first, by repeat."""
     texts: list[list[int]] = field(default_factory=list)
 
+    def send(self, sign: signal.Signals) -> None:
+        """To it and all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, sign)
+
     def ask(self, prompt: list[int], count: int) -> tuple[float, list[int]]:
         assert self.process.stdin is not None
+        self.send(signal.SIGCONT)
         print(
             json.dumps({"prompt": prompt, "max_new_tokens": count}),
             file=self.process.stdin,
             flush=True,
         )
         answer = _answer(self.process)
+        self.send(signal.SIGSTOP)
         if answer is None or len(answer["tokens"]) != count:
             got = "ended" if answer is None else f"gave {len(answer['tokens'])} of {count} tokens"
             raise RuntimeError(f"{self.row.engine} ({self.row.drafter}, {self.row.weights}) {got}")
         return answer["seconds"], answer["tokens"]
+
+    def close(self) -> None:
+        """End of its input: it ends, and what it has started."""
+        assert self.process.stdin is not None
+        self.send(signal.SIGCONT)
+        self.process.stdin.close()
 
 
 def rows(envs: Path, files: Files, threads: int) -> Iterator[Row | str]:
@@ -290,12 +308,15 @@ def start(row: Row, log: Path) -> Worker | None:
             stderr=messages,
             text=True,
             env=os.environ | row.environment,
+            start_new_session=True,
         )
     answer = _answer(process)
     if answer is None:
         print(f"{row.engine} ({row.drafter}, {row.weights}) does not start; see {log}")
         return None
-    return Worker(row, process, answer["ready"])
+    worker = Worker(row, process, answer["ready"])
+    worker.send(signal.SIGSTOP)
+    return worker
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any] | None:
@@ -313,7 +334,7 @@ def warmed(workers: list[Worker], prompt: list[int], count: int) -> list[Worker]
             found.append(worker)
         except (RuntimeError, OSError) as error:
             print(f"{worker.row.engine} ({worker.row.drafter}) is left out: {error}")
-            worker.process.kill()
+            worker.send(signal.SIGKILL)
     return found
 
 
@@ -413,25 +434,34 @@ def main() -> None:
         for prompt in load_prompts(options.data / suite, limit=options.prompts)
     ]
     only = [name for name in options.only.split(",") if name]
-    workers = []
+    workers: list[Worker] = []
     logs = HERE.parents[1] / "runs" / "peers-logs"
     logs.mkdir(parents=True, exist_ok=True)
-    for number, row in enumerate(rows(options.envs, known, options.threads)):
-        if isinstance(row, str):
-            print(row)
-        elif asked(row, only):
-            worker = start(row, logs / f"{number}-{row.engine}-{row.drafter}.log")
-            if worker is not None:
-                workers.append(worker)
-    workers = warmed(workers, prompts[0], options.max_new_tokens)
-    if not workers:
-        parser.error(f"no row can be measured (--only {options.only!r}): {options.out} stays")
-    measure(workers, prompts, options.max_new_tokens, options.repeats, random.Random(0))
-    records = summarise(workers, options.max_new_tokens)
+    try:
+        for number, row in enumerate(rows(options.envs, known, options.threads)):
+            if isinstance(row, str):
+                print(row)
+            elif asked(row, only):
+                worker = start(row, logs / f"{number}-{row.engine}-{row.drafter}.log")
+                if worker is not None:
+                    workers.append(worker)
+        answering = warmed(workers, prompts[0], options.max_new_tokens)
+        if not answering:
+            parser.error(f"no row can be measured (--only {options.only!r}): {options.out} stays")
+        draw = random.Random(0)
+        measure(answering, prompts, options.max_new_tokens, options.repeats, draw)
+        for worker in answering:
+            worker.close()
+        for worker in answering:
+            worker.process.wait(timeout=60)
+    finally:
+        for worker in workers:  # also one that rests for ever, as this process ends
+            worker.send(signal.SIGKILL)
+    records = summarise(answering, options.max_new_tokens)
     facts = {
         "rows": records,
         "machine": machine_summary(),
-        "versions": {worker.row.engine: worker.facts["version"] for worker in workers},
+        "versions": {worker.row.engine: worker.facts["version"] for worker in answering},
         "prompts": dict.fromkeys(SUITES, options.prompts),
         "max_new_tokens": options.max_new_tokens,
         "repeats": options.repeats,
@@ -439,11 +469,6 @@ def main() -> None:
     }
     write_json_atomic(options.out, facts)
     print("\n".join(table(records)))
-    for worker in workers:  # at the end of its input: its server ends with it
-        assert worker.process.stdin is not None
-        worker.process.stdin.close()
-    for worker in workers:
-        worker.process.wait(timeout=60)
 
 
 if __name__ == "__main__":

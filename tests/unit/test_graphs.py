@@ -54,6 +54,11 @@ def with_graphs(target: HFTarget, capture: Callable[..., object]) -> HFTarget:
     return target
 
 
+@pytest.fixture(autouse=True)
+def at_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "REPEATS", 1)
+
+
 @pytest.fixture
 def pair() -> tuple[HFTarget, HFTarget, Replays]:
     replays = Replays()
@@ -108,6 +113,21 @@ def test_logits_and_signals_are_equal_bit_for_bit(
         assert outs[0].signals_BTS is not None and outs[1].signals_BTS is not None
         assert torch.equal(outs[0].signals_BTS, outs[1].signals_BTS)
     assert (replays.captured, replays.replayed) == (1, 3)  # the first of its shape as always
+
+
+def test_a_shape_is_captured_once_it_came_often(
+    pair: tuple[HFTarget, HFTarget, Replays], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, graphed, replays = pair
+    monkeypatch.setattr(graphs, "REPEATS", 3)
+    cache = graphed.new_cache(1, 64)
+    counts = []
+    for token in range(3, 9):
+        tokens, block = lay_out(cache, [[token]])
+        graphed.forward(torch.from_numpy(tokens), block, 1, Signals())
+        cache.commit(block.pending_B)
+        counts.append((replays.captured, replays.replayed))
+    assert counts == [(0, 0), (0, 0), (0, 0), (1, 1), (1, 2), (1, 3)]
 
 
 def test_results_outlive_the_next_replay(pair: tuple[HFTarget, HFTarget, Replays]) -> None:

@@ -4,7 +4,9 @@ records and tables say beside the speeds."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -373,10 +375,38 @@ def test_a_worker_has_the_environment_of_its_row(
     row = Row("e", "plain", "none", "w", "module", python, {}, {"SPECIAL": "given"})
     worker = start(row, tmp_path / "log")
     assert worker is not None
-    assert worker.process.stdin is not None
-    worker.process.stdin.close()
+    worker.close()
     assert worker.process.wait(timeout=30) == 0
     assert worker.facts["version"] == "given kept"
+
+
+def test_a_worker_rests_but_when_it_is_asked(tmp_path: Path) -> None:
+    """With all that it has started: here a process that counts for ever."""
+    python, count = tmp_path / "python", tmp_path / "count"
+    python.write_text(
+        "#!/bin/sh\n"
+        f"(while true; do echo >> {count}; sleep 0.01; done) &\n"
+        'echo "{\\"ready\\": {}}"\n'
+        "read request\n"
+        f"before=$(wc -l < {count})\n"
+        f"while [ $(wc -l < {count}) -lt $((before + 3)) ]; do sleep 0.01; done\n"
+        'echo "{\\"seconds\\": 1.0, \\"tokens\\": [1]}"\n'
+        "cat > /dev/null\n"
+    )
+    python.chmod(0o755)
+    worker = start(Row("e", "plain", "none", "w", "module", python, {}), tmp_path / "log")
+    assert worker is not None
+    try:
+        for asked in (False, True):
+            if asked:
+                assert worker.ask([5], 1) == (1.0, [1])
+            time.sleep(0.1)  # the signal is under way
+            resting = count.stat().st_size
+            time.sleep(0.3)
+            assert count.stat().st_size == resting
+    finally:
+        worker.send(signal.SIGKILL)
+        worker.process.wait(timeout=30)
 
 
 def test_a_worker_that_does_not_answer_is_left_out(
@@ -401,7 +431,7 @@ def test_a_worker_that_does_not_answer_is_left_out(
     assert "short" in told and "1 of 2 tokens" in told
     assert "dead" in told and "ended" in told
     for worker in workers:
-        worker.process.kill()
+        worker.send(signal.SIGKILL)
         worker.process.wait(timeout=30)
 
 

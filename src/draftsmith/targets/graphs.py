@@ -4,8 +4,8 @@ A small model's forward is a fraction of a millisecond of arithmetic on a GPU an
 of Python that asks for it. A graph is what one forward asked for; it is asked for again as a whole,
 with other numbers in the same places:
 
-    a shape's first forward       as always
-    its second                    captured:    inputs -> [places] -> graph -> [places] -> outputs
+    a shape's first forwards      as always
+    the next                      captured:    inputs -> [places] -> graph -> [places] -> outputs
     all further ones              numbers are copied into the places, and the graph is replayed
 
 A shape is all that a graph has fixed: rows, tokens, columns of the key view, logits, signals, and
@@ -30,10 +30,13 @@ _log = logging.getLogger(__name__)
 
 WIDEST = 64
 """Tokens of a row; prompts are longer, and computing them takes longer than asking."""
+REPEATS = 3
+"""Forwards of a shape before it is captured, which takes longer than one: where rows of a batch end
+one by one, most shapes come less often."""
 MOST = 32
 """Graphs at a time; those replayed last stay."""
 _SEEN = 256
-"""Shapes remembered that have no graph yet."""
+"""Shapes whose forwards are counted; those seen last stay."""
 
 Forward = Callable[[Tensor, Block, int, Signals], TargetOutput]
 Replay = Callable[[], None]
@@ -132,14 +135,14 @@ class Graphs:
         self._forward, self._capture = forward, capture
         self._windows, self._dtype = tuple(dict.fromkeys(windows)), dtype
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self.why_not: str | None = None
         """Why there are none; None: nothing is known against them."""
 
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         """Logits and signals as the target's own forward gives them."""
         key = (tokens_BT.shape, block.view, keep, signals, block.cache.places())
-        if tokens_BT.shape[1] > WIDEST or self.why_not is not None or not self._again(key):
+        if tokens_BT.shape[1] > WIDEST or self.why_not is not None or not self._often(key):
             return self._forward(tokens_BT, block, keep, signals)
         graph = self._graphs.pop(key, None)
         if graph is None:
@@ -153,14 +156,13 @@ class Graphs:
             self._graphs.popitem(last=False)
         return graph.replay()
 
-    def _again(self, key: Hashable) -> bool:
-        """Whether this shape came before."""
-        known = key in self._graphs or key in self._seen
-        self._seen[key] = None
-        self._seen.move_to_end(key)
+    def _often(self, key: Hashable) -> bool:
+        """Whether this shape came so often before that it has a graph, or is worth one."""
+        count = self._seen.pop(key, 0)
+        self._seen[key] = count + 1
         if len(self._seen) > _SEEN:
             self._seen.popitem(last=False)
-        return known
+        return key in self._graphs or count >= REPEATS
 
     def _captured(
         self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals
