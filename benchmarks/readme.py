@@ -233,21 +233,22 @@ def engine() -> Iterator[str]:
     yield ""
     rows = [[name, *(number(line[w], "{:.1f}") for w in widths)] for name, line in costs.items()]
     yield from table(["weights", *widths], rows)
-    yield (
-        "Reading its weights once, which no forward does without, and what share of a forward of "
-        "one token that is:"
-    )
-    yield ""
-    rows = [
-        [
-            name,
-            f"{floor['bytes'] / 1e6:.0f} MB",
-            f"{floor['milliseconds']:.1f}",
-            f"{floor['milliseconds'] / costs[name]['1']:.0%}",
+    if "floors" in found:
+        yield (
+            "Reading its weights once, which no forward does without, and what share of a forward "
+            "of one token that is:"
+        )
+        yield ""
+        rows = [
+            [
+                name,
+                f"{floor['bytes'] / 1e6:.0f} MB",
+                f"{floor['milliseconds']:.1f}",
+                f"{floor['milliseconds'] / costs[name]['1']:.0%}",
+            ]
+            for name, floor in found["floors"].items()
         ]
-        for name, floor in found["floors"].items()
-    ]
-    yield from table(["weights", "matrices", "milliseconds", "share"], rows)
+        yield from table(["weights", "matrices", "milliseconds", "share"], rows)
     if "perplexity" not in found:
         return
     read = found["perplexity"]
