@@ -81,10 +81,10 @@ QUESTION = (
 )
 
 # Loading, warming up, cost tables and the report come on top: about 200 s in all on two cores.
-COMPARE_SECONDS = 40.0
-COLLECT_SECONDS = 25.0
-DISTIL_SECONDS = 55.0
-GAIN_SECONDS = 30.0
+COMPARE_SECONDS = 34.0
+COLLECT_SECONDS = 20.0
+DISTIL_SECONDS = 46.0
+GAIN_SECONDS = 26.0
 
 BATCH = 32
 """Answers that are written together, and prompts of a shard."""
