@@ -107,7 +107,7 @@ def test_a_table_is_taken_over_by_the_next_request_if_it_is_asked_for(memory: bo
     assert second < first if memory else second == first
     if memory:
         assert len(drafter.past) <= 12
-        with pytest.raises(InputError, match="remembers successors of a target with 12 tokens"):
+        with pytest.raises(InputError, match="remembers texts of a target with 12 tokens"):
             drafter.bind(tiny_target(13, seed=1))
 
 

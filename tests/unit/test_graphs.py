@@ -23,7 +23,7 @@ from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.targets import graphs
-from draftsmith.targets.graphs import Graphs
+from draftsmith.targets.graphs import Capture, Graphs, Replay
 from draftsmith.targets.hf import HFTarget
 
 
@@ -33,7 +33,7 @@ class Replays:
     def __init__(self) -> None:
         self.captured = self.replayed = 0
 
-    def __call__(self, run: Callable[[], TargetOutput]) -> tuple[Callable[[], None], TargetOutput]:
+    def __call__(self, run: Callable[[], TargetOutput]) -> tuple[Replay, TargetOutput]:
         self.captured += 1
         out = run()
         out.logits_BNV.fill_(torch.nan)  # a capture computes nothing
@@ -49,8 +49,8 @@ class Replays:
         return replay, out
 
 
-def with_graphs(target: HFTarget, capture: Callable[..., object]) -> HFTarget:
-    target._graphs = Graphs(target._forward, target._windows, target.dtype, capture)  # type: ignore[arg-type]
+def with_graphs(target: HFTarget, capture: Capture) -> HFTarget:
+    target._graphs = Graphs(target._forward, target._windows, target.dtype, capture)
     return target
 
 
@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_captured_runs_as_always_and_says_so_once(
 ) -> None:
     tried = []
 
-    def refuse(run: Callable[[], TargetOutput]) -> object:
+    def refuse(run: Callable[[], TargetOutput]) -> tuple[Replay, TargetOutput]:
         tried.append(run)
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 

@@ -23,13 +23,10 @@ from draftsmith.targets.hf import load_target
 from draftsmith.targets.native import engine as engines
 from draftsmith.targets.native import packed
 from draftsmith.targets.native.engine import engine_of
-from draftsmith.targets.native.library import NotBuilt
+from draftsmith.targets.native.library import compiler
 from draftsmith.targets.native.weights import pack, usable_library
 
-try:
-    usable_library()
-except NotBuilt as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 
 @pytest.fixture

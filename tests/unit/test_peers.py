@@ -438,6 +438,9 @@ def test_a_worker_that_does_not_answer_is_left_out(
 
 # --------------------------------------------------------------------------- figures
 
+NOT_STARTED: Any = None
+"""In place of a process: figures need none."""
+
 
 def test_speeds_are_tokens_behind_the_first_over_the_median_times() -> None:
     def worker(
@@ -445,7 +448,7 @@ def test_speeds_are_tokens_behind_the_first_over_the_median_times() -> None:
     ) -> Worker:
         mode = "plain" if drafter == "none" else "speculative"
         row = Row(engine, mode, drafter, "w", "", Path(), {})
-        return Worker(row, None, {}, seconds, [list(texts)])  # type: ignore[arg-type]
+        return Worker(row, NOT_STARTED, {}, seconds, [list(texts)])
 
     base = worker("llama.cpp", "none", [[1.0, 1.0, 9.0], [3.0, 3.0, 3.0]], [1, 2])
     fast = worker("llama.cpp", "draft-simple", [[0.5] * 3, [1.5] * 3], [1, 2])
@@ -460,7 +463,7 @@ def test_speeds_are_tokens_behind_the_first_over_the_median_times() -> None:
 def test_a_row_says_how_much_of_its_texts_lies_in_loops() -> None:
     row = Row("draftsmith", "plain", "none", "Q4_1", "", Path(), {})
     texts = [[7] * 10, list(range(10))]
-    (record,) = summarise([Worker(row, None, {}, [[1.0], [1.0]], texts)], 10)  # type: ignore[arg-type]
+    (record,) = summarise([Worker(row, NOT_STARTED, {}, [[1.0], [1.0]], texts)], 10)
     assert record["loop_share"] == 0.5
 
 

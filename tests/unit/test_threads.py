@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,10 +41,10 @@ class Clock:
         monkeypatch.setattr(costs, "now", lambda device: self.time)
         forward = HFTarget.forward
 
-        def slow(target: HFTarget, *given: object) -> object:
+        def slow(target: HFTarget, *given: Any) -> object:
             count = torch.get_num_threads()
             self.time += self.work / count + self.meeting * count
-            return forward(target, *given)  # type: ignore[arg-type]
+            return forward(target, *given)
 
         monkeypatch.setattr(HFTarget, "forward", slow)
 

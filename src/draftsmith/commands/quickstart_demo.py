@@ -32,6 +32,7 @@ from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import bench, collect, distill, generate
 from draftsmith.commands._options import VerbOptions
 from draftsmith.commands._tables import show
+from draftsmith.commands.collect import CollectOptions
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.core import generation
 from draftsmith.core.generation import Arm
@@ -227,6 +228,30 @@ class Demo(abc.ABC):
         self.say(text)
         self.say(f"  {command_line(verb, options)}", style="dim")
 
+    def run_collect(self, options: CollectOptions, told: str, prompts: int) -> dict[str, Any]:
+        """Announce and run it; return what it cost."""
+        self.announce(told, "collect", options)
+        began = time.monotonic()
+        made = collect.run(options)
+        return {
+            "tokens_collected": made["tokens"],
+            "trajectories": made["trajectories"],
+            "training_prompts": prompts,
+            "collect_seconds": time.monotonic() - began,
+        }
+
+    def run_distil(self, options: distill.DistillOptions, told: str) -> dict[str, Any]:
+        """Announce and run it; return what it cost."""
+        self.announce(told, "distill", options)
+        began = time.monotonic()
+        result = distill.run(options)
+        return {
+            "after": portable_text(result.out),
+            "steps": result.steps,
+            "tokens_fed": result.tokens,
+            "distil_seconds": time.monotonic() - began,
+        }
+
 
 class SmallModels(Demo):
     """Continues Python's own code; a draft model of one layer learns."""
@@ -311,13 +336,13 @@ class SmallModels(Demo):
         self.title(
             "Collected: texts of the target, with the probabilities it gave every next token"
         )
-        began, tokens = time.monotonic(), self.max_new_tokens
+        tokens = self.max_new_tokens
         each = self.pace * COLLECTED_COST * tokens * len(self.temperatures)
         count = max(FEWEST_COLLECTED_PROMPTS, int(COLLECT_SECONDS / each))
         prompts = list(islice(training_prompts(), count))
         path = self.folder / "prompts.jsonl"
         append_jsonl(path, *({"id": prompt.id, "text": prompt.text} for prompt in prompts))
-        options = collect.CollectOptions(
+        options = CollectOptions(
             model=ModelConfig(target=self.source),
             prompts=path,
             out=self.folder / "store",
@@ -329,23 +354,15 @@ class SmallModels(Demo):
             scale=ScaleConfig(shard_size=BATCH),
             seed=self.options.seed,
         )
-        self.announce(
+        return self.run_collect(
+            options,
             f"The target continues {len(prompts)} prompts by up to {tokens} tokens, at temperature "
             f"{listed(self.temperatures)}.",
-            "collect",
-            options,
+            len(prompts),
         )
-        made = collect.run(options)
-        return {
-            "tokens_collected": made["tokens"],
-            "trajectories": made["trajectories"],
-            "training_prompts": len(prompts),
-            "collect_seconds": time.monotonic() - began,
-        }
 
     def distil(self) -> dict[str, Any]:
         self.title("Distilled: the draft model learns to predict the target's next tokens")
-        began = time.monotonic()
         steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
         options = distill.DistillOptions(
             target=self.source,
@@ -366,18 +383,8 @@ class SmallModels(Demo):
             save_every=1_000_000,  # the end and an interruption save one anyway
             seed=self.options.seed,
         )
-        self.announce(
-            f"The draft model learns from these texts and probabilities in {steps} steps.",
-            "distill",
-            options,
-        )
-        result = distill.run(options)
-        return {
-            "after": portable_text(result.out),
-            "steps": result.steps,
-            "tokens_fed": result.tokens,
-            "distil_seconds": time.monotonic() - began,
-        }
+        told = f"The draft model learns from these texts and probabilities in {steps} steps."
+        return self.run_distil(options, told)
 
     def measure_gain(self, cost: dict[str, Any]) -> tuple[dict[str, Any], results.Section]:
         self.title("Before and after")

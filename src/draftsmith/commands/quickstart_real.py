@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -56,7 +55,7 @@ from draftsmith.distill.config import ImitationConfig, KeptConfig, ScaleConfig, 
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.intervals import Interval, bootstrap
-from draftsmith.provenance import append_jsonl, portable_text
+from draftsmith.provenance import append_jsonl
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import gguf_file
 from draftsmith.targets.hf import open_model
@@ -166,7 +165,7 @@ class RealModel(Demo):
     def collect(self) -> dict[str, Any]:
         """Let the target explain code from most files of Python's library."""
         self.title("Collected: answers of the model, with its hidden states and probabilities")
-        began, tokens = time.monotonic(), self.max_new_tokens
+        tokens = self.max_new_tokens
         each = self.pace * ANSWERED_COST * max(tokens, SHORTEST_ANSWER) * len(self.temperatures)
         count = max(FEWEST_QUESTIONS, int(COLLECT_SECONDS / each))
         path = self.folder / "prompts.jsonl"
@@ -183,23 +182,15 @@ class RealModel(Demo):
             scale=ScaleConfig(shard_size=BATCH),
             seed=self.options.seed,
         )
-        self.announce(
+        return self.run_collect(
+            options,
             f"The model explains {count} pieces of Python's own code in up to {tokens} tokens, at "
             f"temperature {listed(self.temperatures)}.",
-            "collect",
-            options,
+            count,
         )
-        made = collect.run(options)
-        return {
-            "tokens_collected": made["tokens"],
-            "trajectories": made["trajectories"],
-            "training_prompts": count,
-            "collect_seconds": time.monotonic() - began,
-        }
 
     def distil(self) -> dict[str, Any]:
         self.title("Distilled: a new layer over the model's hidden states learns to continue them")
-        began = time.monotonic()
         steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
         options = distill.DistillOptions(
             target=REAL,
@@ -222,18 +213,8 @@ class RealModel(Demo):
             save_every=1_000_000,  # the end and an interruption save one anyway
             seed=self.options.seed,
         )
-        self.announce(
-            f"One decoder layer begins with random weights and learns in {steps} steps.",
-            "distill",
-            options,
-        )
-        result = distill.run(options)
-        return {
-            "after": portable_text(result.out),
-            "steps": result.steps,
-            "tokens_fed": result.tokens,
-            "distil_seconds": time.monotonic() - began,
-        }
+        told = f"One decoder layer begins with random weights and learns in {steps} steps."
+        return self.run_distil(options, told)
 
     @property
     def layer_options(self) -> tuple[str, ...]:

@@ -18,28 +18,21 @@ opaque, and exact.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
-from draftsmith.config import require
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import to_host
 from draftsmith.core.trees import stack_drafts
-from draftsmith.core.types import PADDING, DraftTree, RequestBatch, TreeShape
-from draftsmith.drafters.base import (
-    Accepted,
-    Drafter,
-    DraftState,
-    RowStates,
-    TargetView,
-    at_least,
-)
+from draftsmith.core.types import PADDING, DraftTree, TreeShape
+from draftsmith.drafters.base import Accepted, RowStates, at_least
+from draftsmith.drafters.memory import Remembering
 
 _MOST_SUCCESSORS = 64
 
@@ -80,7 +73,7 @@ class Row:
 _State = RowStates[Row]
 
 
-class Recycling(Drafter):
+class Recycling(Remembering[Row]):
     """Drafts from a table of successors, a row's own or, with `memory`, also past requests'.
 
     A request's table is taken over once its rows are gone, when the next request begins or goes
@@ -124,60 +117,12 @@ class Recycling(Drafter):
             self.default_shape = TreeShape.chain(self.config.length)
         self.past: Successors = {}
         """The table of past requests."""
-        self._open: list[tuple[weakref.ref[Row], Successors]] = []
-        self._bound: TargetView | None = None
-        self._vocab_size: int | None = None
-        """The vocabulary that the table is of has so many tokens; None: it was not bound yet."""
 
-    @property
-    def bound_to(self) -> TargetView | None:
-        return self._bound if self.config.memory else None
+    def begin(self, tokens: Sequence[int]) -> Row:
+        return Row(tokens)
 
-    def bind(self, target: TargetView) -> None:
-        """Refuse to mix targets.
-
-        Raises:
-            InputError: the table is of a target with another vocabulary.
-        """
-        known = self._vocab_size
-        require(
-            not self.config.memory or known in (None, target.vocab_size),
-            f"this recycling drafter remembers successors of a target with {known} tokens, and "
-            f"this one has {target.vocab_size}: make another drafter for it",
-        )
-        self._bound, self._vocab_size = target, target.vocab_size
-
-    def start(self, request: RequestBatch) -> _State:
-        if self.config.memory and self._bound is None:
-            raise self.unbound()
-        self._take_over()
-        return self._noted(_State([Row(tokens) for tokens in request.tokens]))
-
-    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
-        rewound = state.rewind(request.tokens)
-        assert isinstance(state, RowStates) and isinstance(rewound, RowStates)
-        state.rows = rewound.rows  # rows that began anew are gone
-        self._take_over()
-        return self._noted(rewound)
-
-    def _noted(self, state: _State) -> _State:
-        """Keep an eye on the rows: their tables are taken over when they are gone."""
-        if self.config.memory:
-            seen = {id(row()) for row, _ in self._open}
-            self._open += [
-                (weakref.ref(row), row.table) for row in state.rows if id(row) not in seen
-            ]
-        return state
-
-    def _take_over(self) -> None:
-        """The tables of rows that are gone."""
-        still = []
-        for row, table in self._open:
-            if row() is None:
-                self.past |= table
-            else:
-                still.append((row, table))
-        self._open = still
+    def take_over(self, row: Row) -> Callable[[], None]:
+        return partial(self.past.update, row.table)
 
     def propose(
         self,

@@ -22,30 +22,22 @@ verifier: proposals are opaque, and exact.
 from __future__ import annotations
 
 import json
-import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from draftsmith.config import require
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import until_end
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
-from draftsmith.core.types import DraftTree, RequestBatch, TreeShape
-from draftsmith.drafters.base import (
-    Accepted,
-    Drafter,
-    DraftState,
-    RowStates,
-    TargetView,
-    at_least,
-)
+from draftsmith.core.types import DraftTree, TreeShape
+from draftsmith.drafters.base import Accepted, RowStates, TargetView, at_least
+from draftsmith.drafters.memory import Remembering
 from draftsmith.errors import InputError
 from draftsmith.provenance import read_json, refuse_device, write_text_atomic
 
@@ -180,7 +172,7 @@ class Row:
 _State = RowStates[Row]
 
 
-class Suffix(Drafter):
+class Suffix(Remembering[Row]):
     """Drafts from the row's own text and, if `memory` says so, from those of past requests.
 
     A request's output is remembered once its rows are gone, when the next request begins or goes
@@ -228,15 +220,7 @@ class Suffix(Drafter):
         self.default_shape = TreeShape.chain(self.config.length)
         self.past = PastTexts(self.config.min_match, self.config.memory)
         """Texts of past requests."""
-        self._open: list[tuple[weakref.ref[Row], list[int], int]] = []
-        self._bound: TargetView | None = None
-        self._vocab_size: int | None = None
-        """The size of the vocabulary whose texts are remembered; None: nothing was read yet."""
         self._end_ids: frozenset[int] = frozenset()
-
-    @property
-    def bound_to(self) -> TargetView | None:
-        return self._bound if self.config.memory else None
 
     def bind(self, target: TargetView) -> None:
         """Fill the memory, the first time.
@@ -245,62 +229,30 @@ class Suffix(Drafter):
             InputError: `corpus` or `saved` cannot be read, or holds too many tokens or such that
                 the target lacks; or texts of a target with another vocabulary are remembered.
         """
-        if self._vocab_size is not None:
-            require(
-                self.config.memory == 0 or self._vocab_size == target.vocab_size,
-                f"this suffix drafter remembers texts of a target with {self._vocab_size} tokens, "
-                f"and this one has {target.vocab_size}: make another drafter for it",
-            )
-            self._bound, self._end_ids = target, target.end_ids
-            return
-        found: list[list[int]] = []
-        for name, read in (("corpus", _corpus), ("saved", _saved)):
-            source = getattr(self.config, name)
-            texts = read(Path(source), target) if source else []
-            found += texts
-            size = sum(map(len, found))
-            if size > self.config.memory:
-                raise InputError(
-                    f"drafter option {name}: {source} has {size:,} tokens, more than "
-                    f"memory={self.config.memory}: raise it, or give less text."
-                )
-        for text in found:
-            self.past.add(text)
-        self._bound, self._vocab_size, self._end_ids = target, target.vocab_size, target.end_ids
+        if self._bound is None:
+            found: list[list[int]] = []
+            for name, read in (("corpus", _corpus), ("saved", _saved)):
+                source = getattr(self.config, name)
+                texts = read(Path(source), target) if source else []
+                found += texts
+                size = sum(map(len, found))
+                if size > self.config.memory:
+                    raise InputError(
+                        f"drafter option {name}: {source} has {size:,} tokens, more than "
+                        f"memory={self.config.memory}: raise it, or give less text."
+                    )
+            for text in found:
+                self.past.add(text)
+        super().bind(target)
+        self._end_ids = target.end_ids
 
-    def start(self, request: RequestBatch) -> _State:
-        if self.config.memory and self._bound is None:
-            raise self.unbound()
-        self._remember()
-        return self._noted(_State([Row(self.config, tokens) for tokens in request.tokens]))
+    def begin(self, tokens: Sequence[int]) -> Row:
+        return Row(self.config, tokens)
 
-    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
-        rewound = state.rewind(request.tokens)
-        assert isinstance(state, RowStates) and isinstance(rewound, RowStates)
-        state.rows = rewound.rows  # rows that began anew are gone, and so are their texts
-        self._remember()
-        return self._noted(rewound)
-
-    def _noted(self, state: _State) -> _State:
-        """Keep an eye on the rows: their texts are remembered when they are gone."""
-        if self.config.memory:
-            seen = {id(row()) for row, _, _ in self._open}
-            self._open += [
-                (weakref.ref(row), row.text.tokens, row.num_prompt)
-                for row in state.rows
-                if id(row) not in seen
-            ]
-        return state
-
-    def _remember(self) -> None:
-        """The outputs of rows that are gone, with as much before each as a match may need."""
-        still = []
-        for row, tokens, num_prompt in self._open:
-            if row() is None:
-                self.past.add(tokens[max(num_prompt - self.config.max_match, 0) :])
-            else:
-                still.append((row, tokens, num_prompt))
-        self._open = still
+    def take_over(self, row: Row) -> Callable[[], None]:
+        """Its output, with as much before it as a match may need."""
+        text, begin = row.text.tokens, max(row.num_prompt - self.config.max_match, 0)
+        return lambda: self.past.add(text[begin:])
 
     def propose(
         self,
