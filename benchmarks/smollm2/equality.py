@@ -12,10 +12,11 @@ prompts, tokens, texts that differ. Reads no clock.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
@@ -24,9 +25,10 @@ from draftsmith.data.suites import load_prompts
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.provenance import machine_summary, versions, write_json_atomic
+from draftsmith.provenance import machine_summary
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
+from smollm2.measure import add_to, of_another_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "smollm2-equality.json"
@@ -35,6 +37,8 @@ SUITES = {
     "humaneval/HumanEval.jsonl.gz": 60,
     "gsm8k/test.jsonl.xz": 60,
 }
+SAME = ("weights", "drafter", "tree")
+"""What a row of the record is of."""
 TREE = TreeShape(widths=(4, 2, 2, 1))
 
 
@@ -65,6 +69,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="prompts; left out: 200")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    machine = machine_summary()
+    other = of_another_machine(options.out, machine)
+    if other is not None:
+        parser.error(f"{other}; name another --out")
     config = ModelConfig(target=options.target, weights=options.weights)
     target = open_target(config, quiet=True)
     assert isinstance(target, HFTarget)
@@ -74,7 +82,6 @@ def main() -> None:
         for prompt in load_prompts(options.data / "prompts" / file, limit=count)
     ][: options.limit]
     plain = texts(target, NoDrafter(), prompts, 1, None)
-    rows: list[dict[str, Any]] = []
     for name in options.drafter.split(","):
         for shape in (None, TREE) if options.trees else (None,):
             drafter = load_drafter(name)
@@ -91,14 +98,8 @@ def main() -> None:
                 "tokens": sum(map(len, plain)),
                 "texts_that_differ": differ,
             }
-            rows.append(row)
+            add_to(options.out, [row], machine, SAME)
             print(row, flush=True)
-    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
-    same = ("weights", "drafter", "tree")
-    new = {tuple(row[key] for key in same) for row in rows}
-    kept = [row for row in known.get("rows", []) if tuple(row[key] for key in same) not in new]
-    payload = {"rows": kept + rows, "versions": versions(), "machine": machine_summary()}
-    write_json_atomic(options.out, payload)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,16 @@ def of_another_machine(record: Path, machine: Mapping[str, Any]) -> str | None:
     return None
 
 
-def add_to(record: Path, rows: list[dict[str, Any]], machine: Mapping[str, Any]) -> None:
+def add_to(
+    record: Path,
+    rows: list[dict[str, Any]],
+    machine: Mapping[str, Any],
+    same: Sequence[str] = SAME,
+) -> None:
     """Write these rows to a record, in place of those of the same measurement."""
     known = json.loads(record.read_text(encoding="utf-8"))["rows"] if record.exists() else []
-    new = {tuple(row[name] for name in SAME) for row in rows}
-    kept = [row for row in known if tuple(row[name] for name in SAME) not in new]
+    new = {tuple(row[name] for name in same) for row in rows}
+    kept = [row for row in known if tuple(row[name] for name in same) not in new]
     write_json_atomic(record, {"machine": machine, "rows": kept + rows})
 
 
