@@ -3,6 +3,7 @@
     python benchmarks/drafters/study.py                             # models/mini-code
     python benchmarks/drafters/study.py --models models/mini-ende
     python benchmarks/drafters/study.py --only methods --timed      # speed-ups; the machine is idle
+    python benchmarks/drafters/study.py --only methods --seeds 1    # drafters-MODEL-seeds-1.json
     python benchmarks/drafters/study.py --models models/mini-ende --only combination \
         --chosen "FSPAD + LK, draws-4"                              # what another target chose
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=ROOT / "models" / "mini-code")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
     parser.add_argument("--chosen", choices=COMBINED, metavar="LABEL", help="in `combination`")
+    parser.add_argument("--seeds", type=int, default=FULL.seeds, help="of settings with several")
     parser.add_argument("--timed", action="store_true", help="speed-ups too; the machine is idle")
     parser.add_argument("--work", type=Path, help="left out: runs/drafters-MODEL")
     parser.add_argument("--workers", type=int, default=2, help="runs side by side")
@@ -94,12 +96,15 @@ def main() -> None:
         parser.error(f"--models knows {', '.join(SUBJECTS)}; got {given.models}")
     if given.chosen and "combination" not in given.only.split(","):
         parser.error("--chosen says what `combination` shows: name that part in --only, too")
-    name = f"drafters-{given.models.name}"
+    if given.seeds < 1:
+        parser.error(f"--seeds is at least 1; got {given.seeds}")
+    fewer = "" if given.seeds == FULL.seeds else f"-seeds-{given.seeds}"
+    name = f"drafters-{given.models.name}{fewer}"
     work, out = places(given.work or ROOT / "runs" / name, given.out, quick=given.quick)
     lab = Lab(
         models=Models(folder=given.models),
         work=work,
-        amounts=QUICK if given.quick else FULL,
+        amounts=QUICK if given.quick else replace(FULL, seeds=given.seeds),
         workers=given.workers,
         chosen=given.chosen,
     )

@@ -37,7 +37,7 @@ def write(record: Mapping[str, Any]) -> str:
         ]
     if "methods" in record:
         rows = methods(record)
-        out += [*_main(record), *_shared(record), *_depths(rows), *_costs(rows)]
+        out += [*_main(record), *_shared(record), *_loops(rows), *_depths(rows), *_costs(rows)]
         out += _differences("Differences", record["methods"]["differences"])
     if "rates" in record:
         out += _rates(record["rates"])
@@ -99,6 +99,38 @@ def _shared(record: Mapping[str, Any]) -> list[str]:
         "",
         *_table(head, lines),
     ]
+
+
+def _loops(rows: Sequence[Row]) -> list[str]:
+    """Greedy decoding, all steps and those outside of loops, where these were counted."""
+    lines = []
+    for row in rows:
+        line = [row["label"]]
+        for shape in ("own", "chain"):
+            found = row.get("decoded", {}).get(shape, {}).get("0", {})
+            line += [
+                _beside(row["tau"][shape]["0"][0], found.get("tau_outside_loops")),
+                _beside(found.get("accepted"), found.get("accepted_outside_loops")),
+                f"{found['loop_share']:.0%}" if "loop_share" in found else ABSENT,
+            ]
+        if "tau_outside_loops" in found:
+            lines.append(line)
+    if not lines:
+        return []
+    head = ["method"]
+    for name in ("own tree", shape_name(CHAIN)):
+        head += [f"{name}: tau, all / outside", "accepted, all / outside", "in loops"]
+    return [
+        "## Outside of repetition loops",
+        "",
+        "T = 0. A step belongs to the place where it begins.",
+        "",
+        *_table(head, lines),
+    ]
+
+
+def _beside(whole: float | None, outside: float | None) -> str:
+    return " / ".join(ABSENT if value is None else f"{value:.2f}" for value in (whole, outside))
 
 
 def _speedup(record: Mapping[str, Any], row: Row, shape: str, temperature: str) -> str:
