@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 import shutil
@@ -305,6 +306,21 @@ def test_a_context_of_no_tokens_blames_the_configuration(copy: Folder, value: ob
     set_config(copy, max_position_embeddings=value)
     match = rf"max_position_embeddings.*{value}"
     refusal(BackendError, 3, match, lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rms_norm_eps", math.inf), ("rms_norm_eps", -1.0), ("rms_norm_eps", math.nan)],
+)
+def test_a_constant_that_cannot_be_is_named(copy: Folder, name: str, value: float) -> None:
+    set_config(copy, **{name: value})
+    refusal(BackendError, 3, rf"{name} is {value}, and should be", lambda: load_target(str(copy)))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_rotary_base_that_cannot_be_is_named(copy: Folder, value: float) -> None:
+    set_config(copy, rope_parameters={"rope_type": "default", "rope_theta": value})
+    refusal(BackendError, 3, rf"rope_theta is {value}", lambda: load_target(str(copy)))
 
 
 @pytest.mark.parametrize("left_over", [None, "LlamaTokenizer", "Qwen2Tokenizer", "GPT2Tokenizer"])

@@ -18,6 +18,7 @@ one before cannot see:
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -258,12 +259,32 @@ def context_of(config: Any, name: str) -> int | None:
     )
 
 
+def refuse_by_numbers(config: Any, name: str) -> None:
+    """Refuse constants that would make every logit the same, or no number.
+
+    Raises:
+        BackendError: a constant is infinite or no number, or a norm's is below 0.
+    """
+    rope = getattr(config, "rope_parameters", None)
+    numbers = dict(vars(config)) | (dict(rope) if isinstance(rope, Mapping) else {})
+    for key, value in numbers.items():
+        if not isinstance(value, float):
+            continue
+        least = 0.0 if key.endswith(("eps", "epsilon")) else -math.inf
+        if not math.isfinite(value) or value < least:
+            wanted = "a finite number" + (" of 0 or more" if least == 0 else "")
+            raise BackendError(
+                f"{name} has a configuration that cannot be: {key} is {value}, and should be "
+                f"{wanted}."
+            )
+
+
 def refuse_by_config(config: Any, name: str) -> None:
     """Refuse what the configuration alone shows to be undecodable.
 
     Raises:
         UnsupportedModel: with the architecture and the reason.
-        BackendError: see `context_of`.
+        BackendError: see `context_of` and `refuse_by_numbers`.
     """
     if config.is_encoder_decoder:
         raise UnsupportedModel(
@@ -271,6 +292,7 @@ def refuse_by_config(config: Any, name: str) -> None:
         )
     text = config.get_text_config(decoder=True)
     context_of(text, name)
+    refuse_by_numbers(text, name)
     kinds = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds & _RECURRENT:
         raise _recurrent(name)
