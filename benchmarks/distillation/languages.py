@@ -9,7 +9,8 @@ beams and four draws, and measures per language on FLORES-200 devtest: the best 
 language and its gain over the undistilled draft (DistillBeam, table 3; chosen by half of the
 sentences, the gain is of the others), gains by script, morphology, region and family. Continues
 when interrupted. Reads ../shared/data/parallel. Writes benchmarks/results/languages.json and
-languages/.
+languages/. `--only greedy-tvd,draws-4-jsd` trains these settings alone and writes what they and the
+undistilled draft are worth to languages-some.json.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import ende
 import numpy as np
@@ -45,7 +47,12 @@ import mini_ende
 from draftsmith.bench.compare.model import RunMetrics
 from draftsmith.core.types import TreeShape
 from draftsmith.data.text import TextConfig
-from draftsmith.provenance import write_text_atomic
+from draftsmith.provenance import (
+    machine_summary,
+    versions,
+    write_json_atomic,
+    write_text_atomic,
+)
 from draftsmith.targets.hf import load_model, load_target
 from mini_code import train_missing
 from mini_ende import Pair, examples, prompt, read_pairs
@@ -219,9 +226,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, default=ende.ROOT / "runs" / "languages")
     parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--only", metavar="SETTINGS", help="STORE-OBJECTIVE, by commas")
     parser.add_argument("--quick", action="store_true", help="to see that it works; not to be kept")
     parser.add_argument("--out", type=Path, default=ende.ROOT / "benchmarks" / "results")
     given = parser.parse_args()
+    some = {f"{store}-{one}": (store, one) for one in OBJECTIVES for store in STORES}
+    only = given.only.split(",") if given.only else []
+    if unknown := set(only) - set(some):
+        parser.error(f"--only knows {', '.join(some)}; got {', '.join(sorted(unknown))}")
     work, out = places(given.work, given.out, quick=given.quick)
     models = train_models(work, quick=given.quick)
     learn = learning_prompts(work / "learn.jsonl", FULL.prompts)
@@ -232,11 +244,14 @@ def main() -> None:
         learn=learn,
         ask=learn,
         amounts=amounts,
-        kept=keep(out / "languages", work, both, (learn,), amounts.prompts),
+        kept=keep(work if only else out / "languages", work, both, (learn,), amounts.prompts),
         max_new_tokens=MAX_NEW_TOKENS,
     )
+    if only:
+        write_some(lab, [lab.run(*some[name]) for name in only], given.workers, out)
+        return
     lab.cost_ratio()
-    runs = [lab.models.base, *(lab.run(store, one) for one in OBJECTIVES for store in STORES)]
+    runs = [lab.models.base, *(lab.run(*name) for name in some.values())]
     done: dict[str, list[Evaluated]] = {}
     seeds: dict[str, list[Evaluated]] = {}
     for language in SIDES:
@@ -247,6 +262,19 @@ def main() -> None:
             [with_seed(best, seed) for seed in range(SEEDS)], exam, given.workers
         )
         write(lab, done, seeds, out)
+
+
+def write_some(lab: Lab, runs: Sequence[Run], workers: int, out: Path) -> None:
+    """What these and the undistilled draft are worth, and how much of it lies in loops."""
+    facts: dict[str, Any] = {**asdict(lab.amounts), "models": STEPS, "languages": {}}
+    for language in SIDES:
+        exam = exam_of(lab, language)
+        facts["languages"][language] = {
+            "loop_share": loop_shares(exam),
+            "drafts": table(lab.examine([lab.models.base, *runs], exam, workers)),
+        }
+        facts |= {"versions": versions(), "machine": machine_summary()}
+        write_json_atomic(out / "languages-some.json", facts)
 
 
 def write(
