@@ -9,7 +9,8 @@ as the target's own law. Heads do not see what the others drafted: a tree of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +45,9 @@ from draftsmith.drafters.hidden.drafter import TrainedDrafter
 from draftsmith.drafters.hidden.network import target_ids, widened
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import BackendError
+from draftsmith.targets.native.engine import Engine, Matrices, uneven
+from draftsmith.targets.native.library import Matrix
+from draftsmith.targets.native.weights import LANES
 
 
 class ResidualBlock(nn.Module):
@@ -108,10 +112,51 @@ class Heads(nn.ModuleList):
         out: Tensor = self._head(k)[-1](states)
         return out
 
+    def stages(self) -> Iterator[list[nn.Linear]]:
+        """The matrices that read a state, of all heads: of each residual block, then the last."""
+        for i in range(self.layers):
+            blocks = [self._head(k)[i] for k in range(len(self))]
+            yield [block.linear for block in blocks if isinstance(block, ResidualBlock)]
+        last = [self._head(k)[-1] for k in range(len(self))]
+        yield [linear for linear in last if isinstance(linear, nn.Linear)]
+
     def _head(self, k: int) -> nn.Sequential:
         head = self[k]
         assert isinstance(head, nn.Sequential)
         return head
+
+
+class HeadEngine(Matrices):
+    """Runs all heads in one pass over their weights (a `DraftEngine`)."""
+
+    def __init__(self, network: Heads, target: TargetView, engine: Engine, form: str) -> None:
+        super().__init__(form)
+        packed = [self._packed([linear]) for stage in network.stages() for linear in stage]
+        self._count, self._own = len(network), packed[-1].rows
+        self.token_of_D = network.target_ids
+        """Ids of the draft vocabulary's tokens; None: all of them."""
+        self._at = self._lib.c.ds_open_heads(
+            (Matrix * len(packed))(*packed), len(network), network.layers
+        )
+        weakref.finalize(self, self._lib.c.ds_close_heads, self._at)
+
+    @classmethod
+    def why_not(cls, network: Heads, form: str) -> str | None:
+        return uneven(form, {"hidden size": network.hidden})
+
+    def logits(self, feature_BH: Tensor) -> Tensor:
+        """[B, K, Vd] of all heads."""
+        feature_BH = feature_BH.float().contiguous()
+        rows, padded = len(feature_BH), -(-self._own // LANES) * LANES
+        logits_BKV = torch.empty((rows, self._count, padded))
+        self._lib.c.ds_heads(
+            self._at,
+            feature_BH.data_ptr(),
+            rows,
+            max(torch.get_num_threads(), 1),
+            logits_BKV.data_ptr(),
+        )
+        return logits_BKV[..., : self._own]
 
 
 @dataclass
@@ -134,21 +179,31 @@ class _State(TextState):
 class _HeadReader:
     """Laws by depth alone: every node of a depth has the same (a `Reader`)."""
 
-    def __init__(self, heads: Heads, feature_BH: Tensor) -> None:
+    def __init__(self, heads: Heads, feature_BH: Tensor, engine: HeadEngine | None) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
+        self._engine = engine
+        self._own_BKV = torch.empty(0) if engine is None else engine.logits(feature_BH)
 
     def chain(
         self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
-        return None
+        """See `Reader`: each head's best token, in its own vocabulary."""
+        if self._engine is None or draws is not None or confidence:
+            return None
+        tokens_BN = self._own_BKV[:, : int(depth_B.max())].argmax(-1)
+        if self._engine.token_of_D is not None:
+            tokens_BN = self._engine.token_of_D[tokens_BN]
+        return Chain(tokens_BN=tokens_BN, logits_BNV=None, count_B=depth_B)
 
     def root(self) -> Tensor:
-        states_BH = self._heads.states(self._depth, self._feature_BH)
-        return self._heads.logits(self._depth, states_BH)
+        heads, k = self._heads, self._depth
+        if self._engine is not None:
+            return widened(self._own_BKV[:, k], self._engine.token_of_D, heads.vocab)
+        return heads.logits(k, heads.states(k, self._feature_BH))
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         self._depth += 1
-        return self.root()[:, None].expand(-1, tokens_BF.shape[1], -1)
+        return self.root()[:, None]
 
 
 def stored_heads(names: Collection[str], folder: str) -> tuple[int, int]:
@@ -191,6 +246,7 @@ class Medusa(TrainedDrafter):
 
     config: Config
     weights_file = MEDUSA
+    engine_class = HeadEngine
     default_shape = TreeShape(widths=(8, 8, 8, 8), keep=48)
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Heads:
@@ -234,6 +290,7 @@ class Medusa(TrainedDrafter):
     def start(self, request: RequestBatch) -> DraftState:
         if self.network is None:
             raise self.unbound()
+        self._engine()
         known = [list(row) for row in request.tokens]
         return _State(known=known, num_prompt=[len(row) for row in known])
 
@@ -246,9 +303,9 @@ class Medusa(TrainedDrafter):
         noise: Noise,
     ) -> DraftTree:
         assert isinstance(state, _State)
-        if state.feature_BH is None:
+        if state.feature_BH is None or not depth_B.any():
             return DraftTree.empty(len(state.known))
-        reader = _HeadReader(self.network, state.feature_BH)
+        reader = _HeadReader(self.network, state.feature_BH, self._engine_of_request)
         how = ChildSelection("greedy", sampler, noise, state)
         return grow(reader, shape.clip(len(self.network)), depth_B, how)
 

@@ -45,7 +45,7 @@ class Reader(Protocol):
         ...
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
-        """[B, F, V] logits behind F nodes of the next depth.
+        """[B, F, V] logits behind F nodes of the next depth; [B, 1, V] if all have the same.
 
         Args:
             see_BFC: which of the C nodes fed so far, these F at the end, each of them sees.
@@ -195,7 +195,8 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
         fed_BP = fed_BP.scatter(1, beam_BF, numbers_F.expand_as(beam_BF))
         fed += count
         logits_BFV = reader.level(token_BP.gather(1, beam_BF), see_BFC, above_BF)
-        log_q_BFK, child_BFK = _best(logits_BFV, width)
+        best = _best(logits_BFV, width)
+        log_q_BFK, child_BFK = (one.expand(-1, count, -1) for one in best)
         child_score = (score_BP.gather(1, beam_BF)[..., None] + log_q_BFK).flatten(1)
         start = token_BP.shape[1]
         depth_P += [depth] * child_score.shape[1]
@@ -367,7 +368,7 @@ def _grow_fixed(
                 tokens_BN[:, to_device(nodes, device)],
                 torch.from_numpy(see_NN[nodes][:, order]).expand(num_rows, -1, -1),
                 torch.from_numpy(above).expand(num_rows, -1),
-            )
+            ).expand(-1, len(nodes), -1)
         before = level.frontier_F
         scores_RV = logits_BFV.reshape(-1, logits_BFV.shape[-1])
         kids_FW = to_device(level.kids_FW, device)

@@ -1,17 +1,21 @@
-"""The layer of a drafter over hidden states, run by the C++ extension beside its target.
+"""Drafters over hidden states, run by the C++ extension beside their target.
 
-A step of such a drafter is a fraction of a millisecond of arithmetic, less than Python needs to ask
-for it: a chain, of its most probable tokens or of draws, is one call (`Runner.chain`).
+Which class runs a drafter's network, the drafter says (`TrainedDrafter.engine_class`). The one here
+is for pairs. A step of such a layer is a fraction of a millisecond of arithmetic, less than Python
+needs to ask for it: a chain, of its most probable tokens or of draws, is one call (`Runner.chain`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import logging
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from draftsmith.drafters.base import TargetView
-from draftsmith.drafters.hidden.network import Compilable, Network
+from draftsmith.drafters.hidden.network import Network
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.config import Weights
 from draftsmith.targets.native.engine import (
@@ -24,21 +28,33 @@ from draftsmith.targets.native.engine import (
 )
 from draftsmith.targets.native.library import Fusion, Layer, Matrix, Model
 
+_log = logging.getLogger(__name__)
+
+
+class DraftEngine(Protocol):
+    """What runs the network of a drafter."""
+
+    def __init__(self, network: Any, target: TargetView, engine: Engine, form: str) -> None:
+        """
+        Args:
+            network: its weights are copied.
+            engine: of the target, whose embedding and head may be read where they lie.
+            form: one of the formats of `weights.py`.
+        """
+
+    @classmethod
+    def why_not(cls, network: Any, form: str) -> str | None:
+        """Why it does not run this network; None: it does."""
+        ...
+
 
 class PairEngine(Runner):
-    """Runs the pairs of a network whose embedding is the target's.
+    """Runs the pairs of a network whose embedding is the target's (a `DraftEngine`)."""
 
-    Args:
-        network: its weights are copied.
-        parts: of it.
-        engine: of the target, whose embedding is read where it lies.
-        form: one of the formats of `weights.py`.
-    """
-
-    def __init__(
-        self, network: Network, parts: Compilable, target: TargetView, engine: Engine, form: str
-    ):
+    def __init__(self, network: Network, target: TargetView, engine: Engine, form: str) -> None:
         super().__init__(form, network.rotary.module)
+        parts = network.compilable()
+        assert parts is not None
         self._target_engine = engine  # whose memory holds the embedding
         config, given = network.config, parts.fusion
         layer = self._layer(parts.layer)
@@ -82,8 +98,25 @@ class PairEngine(Runner):
     def _norm(self, module: Any) -> int | None:
         return None if module is None else self._vector(module.weight)
 
+    @classmethod
+    def why_not(cls, network: Network, form: str) -> str | None:
+        if network.compilable() is None:
+            return "its kind of network is not written there"
+        return changing_rope(network) or unfit(network.config, network.config.head_dim, form)
 
-def pair_engine(network: Network, target: TargetView, weights: Weights) -> PairEngine | None:
+
+def changing_rope(network: Network) -> str | None:
+    """Why its positions cannot be looked up in a table; None: they can."""
+    rope = (getattr(network.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in STATIC_ROPE:
+        return None
+    return f"its rotary embedding ({rope}) changes with the length of the text"
+
+
+E = TypeVar("E", bound=DraftEngine)
+
+
+def in_engine(runs: type[E], network: nn.Module, target: TargetView, weights: Weights) -> E | None:
     """The network as the extension runs it; None: PyTorch does, as the target or the network is
     not one for it.
 
@@ -95,24 +128,20 @@ def pair_engine(network: Network, target: TargetView, weights: Weights) -> PairE
     if engine is not None:
         form = {"auto": "int4" if engine.quantised else engine.form, "bf16": "bfloat16"}
         named = form.get(weights, weights)
-        parts = network.compilable()
-        why = _why_not(network, parts, named)
+        why = runs.why_not(network, named) or too_large(network, named)
         if why is None:
-            assert parts is not None
-            return PairEngine(network, parts, target, engine, named)
+            return runs(network, target, engine, named)
     if weights != "auto":
         raise UnsupportedModel(
             f"drafter option weights={weights}: this drafter is not run by the compiled engine, "
             f"since {why}; leave the option out"
         )
+    if engine is not None:
+        _say(why)
     return None
 
 
-def _why_not(network: Network, parts: Compilable | None, form: str) -> str | None:
-    if parts is None:
-        return "its kind of network is not written there"
-    config = network.config
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in STATIC_ROPE:
-        return f"its rotary embedding ({rope}) changes with the length of the text"
-    return unfit(config, config.head_dim, form) or too_large(network, form)
+@functools.cache
+def _say(why: str | None) -> None:
+    """Once, however often weights change."""
+    _log.warning("the drafter is not compiled, PyTorch runs it: %s", why)

@@ -67,7 +67,7 @@ from draftsmith.drafters.hidden.checkpoint import (
     save_network,
     target_facts,
 )
-from draftsmith.drafters.hidden.compiled import PairEngine, pair_engine
+from draftsmith.drafters.hidden.compiled import DraftEngine, PairEngine, in_engine
 from draftsmith.drafters.hidden.network import (
     Network,
     PairNetwork,
@@ -328,11 +328,17 @@ class TrainedDrafter(Drafter):
         length: int = field(default=0, metadata=ADDED)
         """Chains of so many tokens, unless the caller gives a shape of its own; 0: the published
         tree."""
+        weights: Weights = field(default="auto", metadata=READING)
+        """Format that the compiled engine computes the network in: no output depends on it. auto:
+        int4 beside a target in 4 or 8 bits, else the target's."""
 
         def __post_init__(self) -> None:
             at_least(0, length=self.length, most=MOST_NODES)
+            check_weights(self.weights)
 
     config: Any
+    engine_class: ClassVar[type[DraftEngine]]
+    """What runs the network beside a target in the compiled engine."""
     signals = Signals(last_hidden=True)
     trains = True
     takes_trees = True
@@ -345,6 +351,7 @@ class TrainedDrafter(Drafter):
         self.network: Any = None
         self._facts: dict[str, Any] = {}
         self._borrowed: list[TargetView] = []  # a list: modules in it do not join this one's tree
+        self._compiled: tuple[Any, Any] | None = None
 
     @property
     def bound_to(self) -> TargetView | None:
@@ -431,6 +438,26 @@ class TrainedDrafter(Drafter):
         chosen_D = order_V[:size].sort().values.to(ids_D.device)
         self.network.d2t.copy_(chosen_D - torch.arange(size, device=ids_D.device))
 
+    def _engine(self) -> Any:
+        """The network in the compiled engine, made again where its weights have changed (by an
+        optimiser or by new tensors; what is written to `.data` is not seen). None: PyTorch runs
+        it."""
+        network, weights = self.network, self.config.weights
+        made_of = (self.target, *map(version_of, (*network.parameters(), *network.buffers())))
+        if self._compiled is None or self._compiled[0] != made_of:
+            engine = in_engine(self.engine_class, network, self.target, weights)
+            self._compiled = (made_of, engine)
+        return self._compiled[1]
+
+    @property
+    def _engine_of_request(self) -> Any:
+        """As it was when the request began."""
+        return None if self._compiled is None else self._compiled[1]
+
+    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
+        self._engine()
+        return super().resume(state, request)
+
     def save(self, folder: Path, *, kind: str) -> None:
         """Write the network, in the layout of the released checkpoints."""
         save_network(
@@ -457,9 +484,6 @@ class FeatureDrafter(TrainedDrafter):
         """Training: uniform noise on features, of this width times 512 / tokens of the text."""
         seed: int = field(default=0, metadata=STRUCTURE)
         """Keys the first weights of a network that is trained from nothing."""
-        weights: Weights = field(default="auto", metadata=READING)
-        """Format that the compiled engine computes the network in: no output depends on it. auto:
-        int4 beside a target in 4 or 8 bits, else the target's."""
         confidence: float = field(default=0.0, metadata=ADDED)
         """A chain ends behind the token that makes it less probable than this; 0: never before its
         length. Trees take no notice."""
@@ -468,7 +492,6 @@ class FeatureDrafter(TrainedDrafter):
             super().__post_init__()
             at_least(0, noise=self.noise, seed=self.seed)
             at_least(0, confidence=self.confidence, most=1)
-            check_weights(self.weights)
 
     config: Config
     eval_steps: int | None = 5
@@ -478,14 +501,11 @@ class FeatureDrafter(TrainedDrafter):
     layer: LlamaConfig
     """Measures of the network: the target's, or those of its folder."""
     network_class: ClassVar[type[Network]]
+    engine_class: ClassVar[type[DraftEngine]] = PairEngine
     measures: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     """Keys of its configuration that its options or its kind say, not its folder."""
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
-        self._compiled: tuple[Any, PairEngine | None] | None = None
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:
         layer, source = self.network_config(target), Path(self.config.source)
@@ -541,26 +561,12 @@ class FeatureDrafter(TrainedDrafter):
 
     def _reader(self, state: FeatureState) -> Reader:
         """What drafts below the last known tokens."""
-        engine = None if self._compiled is None else self._compiled[1]  # as a request began with
-        return PairReader(self.network, self.target, state, engine)
-
-    def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
-        self._engine()
-        return super().resume(state, request)
+        return PairReader(self.network, self.target, state, self._engine_of_request)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, FeatureState)
         state.advance(accepted)
         return state
-
-    def _engine(self) -> PairEngine | None:
-        """The network in the compiled engine, made again where its weights have changed (by an
-        optimiser or by new tensors; what is written to `.data` is not seen)."""
-        network, weights = self.network, self.config.weights
-        made_of = (self.target, *map(version_of, (*network.parameters(), *network.buffers())))
-        if self._compiled is None or self._compiled[0] != made_of:
-            self._compiled = (made_of, pair_engine(network, self.target, weights))
-        return self._compiled[1]
 
     def _signal_width(self) -> int:
         return int(self.target.config.hidden_size)

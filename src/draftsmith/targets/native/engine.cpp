@@ -274,6 +274,8 @@ static void normalise(const float* x, const float* weight, float eps, int n, flo
   for (int i = 0; i < n; i += LANES) store(out + i, load(weight + i) * (load(x + i) * by));
 }
 
+static inline F silu(F v) { return v / (all(1.0f) + exp(zero() - v)); }
+
 // To 8 bits, as the matrix wants it: one scale per group of the row.
 static void quantise(const Matrix& m, const float* x, int8_t* q, float* scale, float* total) {
   for (int g = 0; g < m.groups(); ++g, x += m.group, q += m.group) {
@@ -372,17 +374,16 @@ static void read_row(const Matrix& m, int64_t r, float* out) {
   }
 }
 
-// ------------------------------------------------------------------------- the forward
+// ------------------------------------------------------------------------- products by a team
 
-struct Engine {
-  Model model;
-  std::vector<Layer> layers;
+// Threads, and what they quantise and normalise on the way to a product.
+struct Products {
+  static constexpr int ALONE = 4;  // so few tokens every thread quantises for itself: no meeting
+
+  float eps;
   Team* team = nullptr;
   Meeting* meeting = nullptr;
-  std::vector<float> hidden, normed, qkv, mixed, inner;
-  std::vector<float> pair, regress, state, found;  // of drafters and chains
-  Batch batch;
-
+  std::vector<float> normed;
   struct Own {  // of one thread
     std::vector<int8_t> q;
     std::vector<float> scale, total, score, block, head, weight;
@@ -390,21 +391,13 @@ struct Engine {
   std::vector<Own> own;
   std::vector<int8_t> q;  // shared: chunks of many tokens
   std::vector<float> scale, total;
+  const size_t most;  // numbers of a token
 
-  explicit Engine(const Model& given) : model(given), layers(given.layer, given.layer + given.layers) {
-    const bool pairs = model.fusion.fc.data;
-    int most = std::max(std::max(model.hidden, model.mlp), model.heads * model.width);
-    if (pairs) most = std::max(most, std::max(2 * model.hidden, model.fusion.fc.cols));
-    hidden.resize((size_t)CHUNK * model.hidden);
-    normed.resize((size_t)CHUNK * most);
-    qkv.resize((size_t)CHUNK * layers[0].qkv.panels() * LANES);
-    mixed.resize((size_t)CHUNK * model.heads * model.width);
-    inner.resize((size_t)CHUNK * model.mlp);
-    if (pairs) pair.resize((size_t)CHUNK * std::max(2 * model.hidden, model.fusion.fc.cols));
-    if (model.halves == 2) regress.resize(hidden.size());
-    q.resize((size_t)CHUNK * most);
-    scale.resize((size_t)CHUNK * most / 16);
-    total.resize((size_t)CHUNK * most / 16);
+  Products(float eps, int tokens, int most) : eps(eps), most(most) {
+    normed.resize((size_t)tokens * most);
+    q.resize((size_t)tokens * most);
+    scale.resize((size_t)tokens * most / 16);
+    total.resize((size_t)tokens * most / 16);
   }
 
   void gather(Crew& crew, int threads) {
@@ -413,15 +406,12 @@ struct Engine {
     meeting = crew.meeting.get();
     if ((int)own.size() >= threads) return;
     own.resize(threads);
-    const size_t most = q.size() / CHUNK;
     for (auto& one : own) {
       one.q.resize(ALONE * most);
       one.scale.resize(ALONE * most / 16);
       one.total.resize(ALONE * most / 16);
     }
   }
-
-  static constexpr int ALONE = 4;  // so few tokens every thread quantises for itself: no meeting
 
   // What `matrix` reads of `x` [tokens, cols]; with `norm`, of its normalised rows.
   Input ready(int member, const Matrix& matrix, const float* x, int tokens, const float* norm) {
@@ -438,7 +428,7 @@ struct Engine {
       const float* row = x + (size_t)t * n;
       if (norm) {
         float* out = alone ? mine.head.data() : normed.data() + (size_t)t * n;
-        normalise(row, norm, model.eps, n, out);
+        normalise(row, norm, eps, n, out);
         row = out;
       }
       if (matrix.whole()) quantise(matrix, row, to + (size_t)t * n, scales + t * groups, totals + t * groups);
@@ -451,6 +441,33 @@ struct Engine {
   void product(int member, const Matrix& m, const Input& in, int tokens, int step, Write write) {
     Range some = share(m.panels() / step, member, team->members());
     multiply(m, in, some.from * step, some.to * step, tokens, write);
+  }
+};
+
+// ------------------------------------------------------------------------- the forward
+
+struct Engine : Products {
+  Model model;
+  std::vector<Layer> layers;
+  std::vector<float> hidden, qkv, mixed, inner;
+  std::vector<float> pair, regress, state, found;  // of drafters and chains
+  Batch batch;
+
+  // The most numbers that a product reads of a token.
+  static int widest(const Model& m) {
+    const int layer = std::max(std::max(m.hidden, m.mlp), m.heads * m.width);
+    return m.fusion.fc.data ? std::max(layer, std::max(2 * m.hidden, m.fusion.fc.cols)) : layer;
+  }
+
+  explicit Engine(const Model& given)
+      : Products(given.eps, CHUNK, widest(given)), model(given), layers(given.layer, given.layer + given.layers) {
+    const bool pairs = model.fusion.fc.data;
+    hidden.resize((size_t)CHUNK * model.hidden);
+    qkv.resize((size_t)CHUNK * layers[0].qkv.panels() * LANES);
+    mixed.resize((size_t)CHUNK * model.heads * model.width);
+    inner.resize((size_t)CHUNK * model.mlp);
+    if (pairs) pair.resize((size_t)CHUNK * std::max(2 * model.hidden, model.fusion.fc.cols));
+    if (model.halves == 2) regress.resize(hidden.size());
   }
 
   void add(int member, const Matrix& m, const std::vector<float>& x, int tokens) {
@@ -478,8 +495,8 @@ struct Engine {
     for (int t = some.from; t < some.to; ++t) {
       float* e = pair.data() + (size_t)t * 2 * H;
       read_row(model.embedding, batch.token[first + t], e);
-      normalise(e, f.beside, model.eps, H, e);
-      normalise(hidden.data() + (size_t)t * H, f.norm, model.eps, H, e + H);
+      normalise(e, f.beside, eps, H, e);
+      normalise(hidden.data() + (size_t)t * H, f.norm, eps, H, e + H);
     }
     meeting->wait();
   }
@@ -502,7 +519,6 @@ struct Engine {
     }
     meeting->wait();
     if (!f.down.data) return;
-    auto silu = [](F v) { return v / (all(1.0f) + exp(zero() - v)); };
     auto to = [&](int t, int r) { return inner.data() + (size_t)t * model.mlp + r; };
     if (f.gate.data) {
       // e lies in rows of 2 H: moved together, first rows first
@@ -516,9 +532,9 @@ struct Engine {
       product(member, f.up, in, tokens, 1, [&](int t, int r, F v) { store(to(t, r), load(to(t, r)) * v); });
     } else {
       for (int t = some.from; t < some.to; ++t) {
-        normalise(e(t), f.both, model.eps, H, e(t) + H);
-        normalise(hidden.data() + (size_t)t * H, f.norm, model.eps, H, e(t));
-        normalise(e(t), f.both, model.eps, H, e(t));
+        normalise(e(t), f.both, eps, H, e(t) + H);
+        normalise(hidden.data() + (size_t)t * H, f.norm, eps, H, e(t));
+        normalise(e(t), f.both, eps, H, e(t));
       }
       meeting->wait();
       Input in = ready(member, f.up, pair.data(), tokens, nullptr);
@@ -576,7 +592,7 @@ struct Engine {
         float* x = qkv.data() + (size_t)t * row + h * width;
         if (h < heads + kv) {
           const float* norm = h < heads ? l.norm_q : l.norm_k;
-          if (norm) normalise(x, norm, model.eps, width, x);
+          if (norm) normalise(x, norm, eps, width, x);
           const float* cosine = c.cosine + (size_t)batch.position[n] * half;
           const float* sine = c.sine + (size_t)batch.position[n] * half;
           for (int d = 0; d < half; d += LANES) {
@@ -604,8 +620,7 @@ struct Engine {
       product(member, l.gate_up, in, tokens, 2, [&](int t, int r, F v) {
         if (r / LANES % 2 == 0) gate[t] = v;
         else {
-          F g = gate[t], silu = g / (all(1.0f) + exp(zero() - g));
-          store(inner.data() + (size_t)t * model.mlp + r / (2 * LANES) * LANES, silu * v);
+          store(inner.data() + (size_t)t * model.mlp + r / (2 * LANES) * LANES, silu(gate[t]) * v);
         }
       });
     }
@@ -650,7 +665,7 @@ struct Engine {
       for (int t = some.from; t < some.to; ++t) {
         float* to = c.signal + ((size_t)batch.place[first + t] * kinds + c.num_signals) * H;
         const bool norm = model.norm_out && !model.fusion.fc.data;  // a drafter's states go on as they are
-        if (norm) normalise(goes_on + (size_t)t * H, model.norm_out, model.eps, H, to);
+        if (norm) normalise(goes_on + (size_t)t * H, model.norm_out, eps, H, to);
         else std::memcpy(to, goes_on + (size_t)t * H, 4 * H);
       }
     int upto = done;
@@ -752,6 +767,68 @@ struct Engine {
   }
 };
 
+// ------------------------------------------------------------------------- heads without a layer
+
+// Medusa's (drafters/medusa.py): each reads a state f of the target by itself.
+//
+//   x = f,  then x + silu(block x) for each block;  logits = last x
+//
+// Panels of all heads are shared out together: one pass over the weights, however many heads.
+struct Heads : Products {
+  static constexpr int TOGETHER = 16;  // rows that pass the weights together
+
+  const int count, blocks, hidden;
+  const std::vector<Matrix> matrices;  // [blocks + 1, count], the last ones to logits
+  std::vector<float> state, next;      // [count, rows, hidden]
+
+  Heads(const Matrix* given, int count, int blocks)
+      : Products(0, count * TOGETHER, given->cols), count(count), blocks(blocks), hidden(given->cols),
+        matrices(given, given + count * (blocks + 1)) {
+    state.resize((size_t)count * TOGETHER * hidden);
+    next.resize(state.size());
+  }
+
+  // `write(head, row, first number, F)` for the products of one stage: of `x` [count, rows, hidden],
+  // or with `alike` of one [rows, hidden] for all heads.
+  template <class Write>
+  void stage(int member, int number, const float* x, bool alike, int rows, Write write) {
+    const Matrix* some = matrices.data() + number * count;
+    const Input all = ready(member, some[0], x, alike ? rows : count * rows, nullptr);
+    const int panels = some[0].panels();
+    const Range mine = share(count * panels, member, team->members());
+    for (int k = mine.from / panels; k * panels < mine.to; ++k)
+      multiply(some[k], alike ? all : all.behind(k * rows), std::max(mine.from - k * panels, 0),
+               std::min(mine.to - k * panels, panels), rows, [&](int t, int r, F v) { write(k, t, r, v); });
+  }
+
+  // `features` [rows, hidden] -> `logits` [rows, count, padded].
+  void forward(const float* features, int all, int threads, float* logits) {
+    Crew& crew = Crew::here();
+    std::lock_guard<std::mutex> guard(crew.busy);
+    gather(crew, threads);
+    const size_t padded = (size_t)matrices.back().panels() * LANES;
+    for (int first = 0; first < all; first += TOGETHER) {
+      const int rows = std::min(TOGETHER, all - first);
+      const float* f = features + (size_t)first * hidden;
+      team->run([&](int member) {
+        const float* x = f;
+        for (int number = 0; number < blocks; ++number) {
+          float* to = (number % 2 ? next : state).data();
+          stage(member, number, x, number == 0, rows, [&](int k, int t, int r, F v) {
+            const size_t at = ((size_t)k * rows + t) * hidden + r;
+            store(to + at, load(x + (number ? at : (size_t)t * hidden + r)) + silu(v));
+          });
+          meeting->wait();
+          x = to;
+        }
+        stage(member, blocks, x, blocks == 0, rows, [&](int k, int t, int r, F v) {
+          store(logits + ((size_t)(first + t) * count + k) * padded + r, v);
+        });
+      });
+    }
+  }
+};
+
 extern "C" {
 const char* ds_isa() { return DS_ISA; }
 int ds_lanes() { return LANES; }
@@ -760,6 +837,12 @@ void ds_close(Engine* engine) { delete engine; }
 // 0: a token is none of the model's, and nothing was computed.
 int ds_forward(Engine* engine, const Call* call) { return engine->forward(*call); }
 int ds_chain(Engine* engine, const Call* call, const Chain* chain) { return engine->chain(*call, *chain); }
+
+Heads* ds_open_heads(const Matrix* matrices, int count, int blocks) { return new Heads(matrices, count, blocks); }
+void ds_close_heads(Heads* heads) { delete heads; }
+void ds_heads(Heads* heads, const float* features, int rows, int threads, float* logits) {
+  heads->forward(features, rows, threads, logits);
+}
 
 void* ds_allocate(size_t bytes) {
   const size_t page = 1 << 21, whole = (bytes + page - 1) / page * page;

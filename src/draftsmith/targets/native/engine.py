@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,16 +64,23 @@ def why_not(model: Any, windows: Sequence[int | None], form: str) -> str | None:
 
 def unfit(config: Any, width: int, form: str) -> str | None:
     """Why a layer of these measures, with heads of `width`, cannot be run; None: it can."""
+    if width % (2 * LANES):
+        return f"its head is {width} wide, no multiple of {2 * LANES}"
+    return uneven(
+        form,
+        {
+            "hidden size": config.hidden_size,
+            "MLP": config.intermediate_size,
+            "heads together": width * config.num_attention_heads,
+        },
+    )
+
+
+def uneven(form: str, sizes: Mapping[str, int]) -> str | None:
+    """Why matrices of rows as wide as these cannot be packed; None: they can."""
     step = LANES if form in ("float32", "bfloat16") else GROUP
-    for what, size, of in (
-        ("hidden size", config.hidden_size, step),
-        ("MLP", config.intermediate_size, step),
-        ("heads together", width * config.num_attention_heads, step),
-        ("head", width, 2 * LANES),
-    ):
-        if size % of:
-            return f"its {what} is {size} wide, no multiple of {of}"
-    return None
+    wrong = ((what, size) for what, size in sizes.items() if size % step)
+    return next((f"its {what} is {size} wide, no multiple of {step}" for what, size in wrong), None)
 
 
 def engine_of(target: object) -> Engine | None:
@@ -104,21 +111,15 @@ class Draws:
     """[B, steps] in [0, 1)."""
 
 
-class Runner:
-    """Matrices in the extension's memory, and forwards through them; subclasses bring the model.
+class Matrices:
+    """Matrices in the extension's memory.
 
     Raises:
         NotBuilt: the extension cannot be built here.
     """
 
-    spec: KVSpec
-    """What a cache for it stores."""
-    model: Model
-
-    def __init__(
-        self, form: str, rotary: Any, *, stored: Stored | None = None, named: Any = None
-    ) -> None:
-        """`rotary`: the module that gives cosines and sines; `named`: whose layers `stored` has."""
+    def __init__(self, form: str, *, stored: Stored | None = None, named: Any = None) -> None:
+        """`named`: whose layers `stored` has."""
         self._lib = usable_library()
         self.form = form
         self.instructions = self._lib.instructions
@@ -128,22 +129,6 @@ class Runner:
         self._held: list[Memory] = []
         self._matrices: list[PackedMatrix] = []
         self._kept: Iterator[PackedMatrix] | None = None
-        self._rotary = rotary
-        self._turns = np.zeros((0, 0), dtype=np.float32), np.zeros((0, 0), dtype=np.float32)
-
-    def _open(self, model: Model) -> None:
-        """The last step of making it: all weights are in `model`."""
-        self.model = model
-        self._head_rows = -(-model.head.rows // LANES) * LANES
-        self._at = self._lib.c.ds_open(ctypes.byref(model))
-        weakref.finalize(self, self._lib.c.ds_close, self._at)
-        kv_heads, width = model.kv_heads, model.width
-        self.spec = KVSpec(
-            layers=((kv_heads, width, width),) * model.layers,
-            dtype=torch.float32 if self.form == "float32" else torch.bfloat16,
-            device=torch.device("cpu"),
-        )
-        del self._names, self._stored, self._kept
 
     @property
     def quantised(self) -> bool:
@@ -155,26 +140,11 @@ class Runner:
         """Size of the matrices."""
         return sum(matrix.bytes for matrix in self._matrices)
 
-    # ------------------------------------------------------------------ weights
-
     def _vector(self, values: Tensor | None) -> int | None:
         if values is None:
             return None
         self._held.append(Memory(self._lib, values.float()))
         return self._held[-1].at
-
-    def _layer(self, layer: Any) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        return Layer(
-            norm_in=self._vector(_weight(layer, "input_layernorm")),
-            norm_mlp=self._vector(layer.post_attention_layernorm.weight),
-            norm_q=self._vector(_weight(attention, "q_norm")),
-            norm_k=self._vector(_weight(attention, "k_norm")),
-            qkv=self._packed([attention.q_proj, attention.k_proj, attention.v_proj]),
-            out=self._packed([attention.o_proj]),
-            gate_up=self._packed([mlp.gate_proj, mlp.up_proj], by_turns=True),
-            down=self._packed([mlp.down_proj]),
-        )
 
     def _packed(
         self, linears: Sequence[Any], *, by_turns: bool = False, in_blocks: bool = False
@@ -220,6 +190,49 @@ class Runner:
             return blocks
         bits = "int8" if blocks.least_RG is None else "int4"
         return blocks if bits == self.form else None
+
+
+class Runner(Matrices):
+    """Forwards through layers; subclasses bring the model."""
+
+    spec: KVSpec
+    """What a cache for it stores."""
+    model: Model
+
+    def __init__(
+        self, form: str, rotary: Any, *, stored: Stored | None = None, named: Any = None
+    ) -> None:
+        """`rotary`: the module that gives cosines and sines."""
+        super().__init__(form, stored=stored, named=named)
+        self._rotary = rotary
+        self._turns = np.zeros((0, 0), dtype=np.float32), np.zeros((0, 0), dtype=np.float32)
+
+    def _open(self, model: Model) -> None:
+        """The last step of making it: all weights are in `model`."""
+        self.model = model
+        self._head_rows = -(-model.head.rows // LANES) * LANES
+        self._at = self._lib.c.ds_open(ctypes.byref(model))
+        weakref.finalize(self, self._lib.c.ds_close, self._at)
+        kv_heads, width = model.kv_heads, model.width
+        self.spec = KVSpec(
+            layers=((kv_heads, width, width),) * model.layers,
+            dtype=torch.float32 if self.form == "float32" else torch.bfloat16,
+            device=torch.device("cpu"),
+        )
+        del self._names, self._stored, self._kept
+
+    def _layer(self, layer: Any) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return Layer(
+            norm_in=self._vector(_weight(layer, "input_layernorm")),
+            norm_mlp=self._vector(layer.post_attention_layernorm.weight),
+            norm_q=self._vector(_weight(attention, "q_norm")),
+            norm_k=self._vector(_weight(attention, "k_norm")),
+            qkv=self._packed([attention.q_proj, attention.k_proj, attention.v_proj]),
+            out=self._packed([attention.o_proj]),
+            gate_up=self._packed([mlp.gate_proj, mlp.up_proj], by_turns=True),
+            down=self._packed([mlp.down_proj]),
+        )
 
     # ------------------------------------------------------------------ forward
 

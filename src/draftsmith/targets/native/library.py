@@ -167,6 +167,10 @@ class Library:
         self.c.ds_close.argtypes = [c_void_p]
         self.c.ds_forward.argtypes = [c_void_p, POINTER(Call)]
         self.c.ds_chain.argtypes = [c_void_p, POINTER(Call), POINTER(Chain)]
+        self.c.ds_open_heads.restype = c_void_p
+        self.c.ds_open_heads.argtypes = [POINTER(Matrix), ctypes.c_int, ctypes.c_int]
+        self.c.ds_close_heads.argtypes = [c_void_p]
+        self.c.ds_heads.argtypes = [c_void_p, c_void_p, ctypes.c_int, ctypes.c_int, c_void_p]
         self.c.ds_allocate.restype = c_void_p
         self.c.ds_allocate.argtypes = [c_size_t]
         self.c.ds_free.argtypes = [c_void_p]

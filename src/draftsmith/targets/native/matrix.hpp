@@ -46,6 +46,13 @@ struct Input {
   const float* scale;  // [tokens, groups]
   const float* sum;    // [tokens, groups]: scale times the sum of q (INT4)
   int cols, groups;
+
+  // Of the tokens behind the first ones.
+  Input behind(int tokens) const {
+    const size_t at = (size_t)tokens * cols, group = (size_t)tokens * groups;
+    if (!q) return {x + at, nullptr, nullptr, nullptr, cols, groups};
+    return {x + at, q + at, scale + group, sum + group, cols, groups};
+  }
 };
 
 // A thread reads its panels from first to last. What it will read is asked for early, because a
