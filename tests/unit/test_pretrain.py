@@ -169,6 +169,17 @@ def test_a_finished_folder_is_not_overwritten(trained: Path, corpus: Path) -> No
     assert before == {path: path.read_bytes() for path in trained.iterdir()}
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_that_no_training_wrote_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=f"holds a model .{name}"), training_folder(tmp_path):
+        pytest.fail("it was let in")
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+    (tmp_path / "work/checkpoints").mkdir(parents=True)  # as a kill before run.json leaves them
+    with training_folder(tmp_path):
+        pass
+
+
 @pytest.mark.parametrize("verb", ["tune", "plan law"])
 def test_checkpoints_stay_where_another_verb_left_its_results(tmp_path: Path, verb: str) -> None:
     (tmp_path / "work/checkpoints").mkdir(parents=True)

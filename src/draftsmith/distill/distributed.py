@@ -293,12 +293,16 @@ def started() -> int:
     return int(get_int_from_env(names, 1))
 
 
+_MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+"""What tells that a folder holds a model."""
+
+
 @contextmanager
 def training_folder(out: Path) -> Iterator[None]:
     """Around a run that trains in `out/work`; the first of its processes holds `out` for all.
 
     Raises:
-        InputError: see `output_folder`; or `out` holds a finished model, or another verb's results.
+        InputError: see `output_folder`; or `out` holds a model, or another verb's results.
     """
     names = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     first = started() == 1 or get_int_from_env(names, 0) == 0
@@ -311,6 +315,12 @@ def training_folder(out: Path) -> Iterator[None]:
             elif whose is not None:
                 what = f"the results of `draftsmith {whose}`"
             raise InputError(f"--out {out} already holds {what}; choose another folder")
+        foreign = [name for name in _MODEL_FILES if (out / name).exists()]
+        if foreign and not work.exists():  # a kill while ours was put there leaves its checkpoints
+            raise InputError(
+                f"--out {out} already holds a model ({foreign[0]}), which would be replaced; choose "
+                "another folder"
+            )
         try:
             work.mkdir(parents=True, exist_ok=True)  # now, not where the first checkpoint is lost
         except OSError as error:
