@@ -316,6 +316,32 @@ def test_examples_are_pairs_and_beginnings_of_pairs(
     assert "line 1" in run(capsys, "make-examples", str(pairs), "--out", str(out), code=2)
 
 
+def test_lines_of_other_systems_are_the_same_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(verb: str, content: bytes, *more: str, code: int = 0) -> str:
+        source, out = tmp_path / "source", tmp_path / "out.jsonl"
+        out.write_text("")
+        source.write_bytes(content)
+        said = run(capsys, verb, str(source), "--json", "--out", str(out), *more, code=code)
+        return out.read_text() if code == 0 else said
+
+    marked, plain = b"\xef\xbb\xbf%s\r\n%s\r\n\r\n", b"%s\n%s\n"
+    for verb, lines in (
+        ("make-stream", (b"the cat", b"a dog")),
+        ("make-examples", (b"a\tb", b"c\td")),
+    ):
+        assert written(verb, marked % lines) == written(verb, plain % lines)
+        assert "source, line 1 holds a NUL" in written(verb, b"a\0\tb\0\n", code=2)
+        assert "source holds no line of text" in written(verb, b"\n\n", code=2)
+    (tmp_path / "references").write_bytes(marked % (b"die Katze", b"ein Hund"))
+    heard = written(
+        "make-stream", plain % (b"a", b"b"), "--references", str(tmp_path / "references")
+    )
+    references = [json.loads(line)["reference"] for line in heard.splitlines()]
+    assert references == ["die Katze", "ein Hund"]
+
+
 def test_subtitles() -> None:
     lines = [(0.0, 1.25, "Hallo\nWelt"), (3661.5, 3662.0, "a --> b")]
     assert subtitles(lines, kind="srt") == (

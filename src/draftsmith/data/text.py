@@ -170,6 +170,19 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield where, line.rstrip("\r\n")
 
 
+def sentences(path: Path, limit: int | None = None) -> list[str]:
+    """The lines of a file, or the first `limit`, without empty ones at its end.
+
+    Raises:
+        InputError: it cannot be read, or holds nothing.
+    """
+    lines = [line for _, line in islice(read_lines(path), limit)]
+    while lines and not lines[-1]:
+        lines.pop()
+    require(bool(lines), f"{path} holds no line of text")
+    return lines
+
+
 def is_utf8(file: TextFile) -> bool:
     """Whether the file can be read as text at all."""
     try:

@@ -318,8 +318,8 @@ def training_folder(out: Path) -> Iterator[None]:
         foreign = [name for name in _MODEL_FILES if (out / name).exists()]
         if foreign and not work.exists():  # a kill while ours was put there leaves its checkpoints
             raise InputError(
-                f"--out {out} already holds a model ({foreign[0]}), which would be replaced; choose "
-                "another folder"
+                f"--out {out} already holds a model ({foreign[0]}), which would be replaced; "
+                "choose another folder"
             )
         try:
             work.mkdir(parents=True, exist_ok=True)  # now, not where the first checkpoint is lost

@@ -14,7 +14,7 @@ from draftsmith.config import Leading, each_at_least, require_another
 from draftsmith.core.config import check_seed
 from draftsmith.data.jsonl import write_objects
 from draftsmith.data.prompts import MINI, check_prompt, filled
-from draftsmith.data.text import read_text
+from draftsmith.data.text import sentences
 from draftsmith.errors import InputError
 from draftsmith.live.config import check_prefixes
 
@@ -78,7 +78,7 @@ def read(path: Path, limit: int | None) -> list[tuple[str, str]]:
         InputError: the file or a line (by number) cannot be read.
     """
     found = []
-    for number, line in enumerate(read_text(path).rstrip("\n").split("\n")[:limit], 1):
+    for number, line in enumerate(sentences(path, limit), 1):
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) < 2 or not all(columns[-2:]):
             raise InputError(f"{path}, line {number}: expected source and translation, by a tab")

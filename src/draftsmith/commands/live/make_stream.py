@@ -11,7 +11,7 @@ from rich.console import Console
 from draftsmith.commands._options import VerbOptions
 from draftsmith.config import Leading, each_at_least, require_another
 from draftsmith.core.config import check_seed
-from draftsmith.data.text import read_text
+from draftsmith.data.text import sentences
 from draftsmith.live.config import check_stream
 from draftsmith.live.records import write_lines
 
@@ -50,8 +50,8 @@ def run(options: LiveMakeStreamOptions) -> dict[str, Any]:
     from draftsmith.live.streams import make_stream
 
     made = make_stream(
-        _lines(options.source, options.limit),
-        None if options.references is None else _lines(options.references, options.limit),
+        sentences(options.source, options.limit),
+        None if options.references is None else sentences(options.references, options.limit),
         lag=options.lag,
         unit=options.unit,
         rewrites=options.rewrites,
@@ -62,7 +62,3 @@ def run(options: LiveMakeStreamOptions) -> dict[str, Any]:
     note = f"wrote {options.out}: {segments} segments, {len(made)} updates"
     Console(highlight=False, markup=False, soft_wrap=True).print(note)
     return {"out": str(options.out), "segments": segments, "updates": len(made)}
-
-
-def _lines(path: Path, limit: int | None) -> list[str]:
-    return read_text(path).rstrip("\n").split("\n")[:limit]
