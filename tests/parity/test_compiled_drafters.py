@@ -4,6 +4,7 @@ drafted in one call against the same chains token by token."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,9 @@ from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
 from draftsmith.errors import InputError, UnsupportedModel
@@ -445,15 +448,17 @@ def test_a_format_that_nothing_computes_in_is_refused(
         Eagle3.Config(weights="int5")
 
 
-@pytest.mark.parametrize("kind", ["eagle", "draft model"])
+@pytest.mark.parametrize("kind", ["eagle", "draft model", "medusa", "parallel"])
 def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(kind: str) -> None:
     """They are fed nothing from then on."""
     target = compiled()
-    drafter: Any = (
-        made("eagle", target)
-        if kind == "eagle"
-        else Independent(Independent.Config(), model=target)
-    )
+    makes: dict[str, Callable[[], Any]] = {
+        "eagle": lambda: made("eagle", target),
+        "draft model": lambda: Independent(Independent.Config(), model=target),
+        "medusa": Medusa,
+        "parallel": lambda: Parallel(Parallel.Config(markov=32)),
+    }
+    drafter = makes[kind]()
     drafter.bind(target)
     prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
     options = DecodeOptions(max_new_tokens=20, shape=TreeShape.chain(4))

@@ -38,9 +38,9 @@ SHAPES = {
 }
 
 
-def target_of(*, compiles: bool = True, weights: str = "auto") -> HFTarget:
+def target_of(*, compiles: bool = True, weights: str = "auto", max_length: int = 512) -> HFTarget:
     dtype = torch.bfloat16 if weights == "bf16" else torch.float32
-    model = tiny_target(V, seed=3, hidden=H, dtype=dtype).model
+    model = tiny_target(V, seed=3, hidden=H, dtype=dtype, max_length=max_length).model
     return HFTarget(model, weights=weights, compile=compiles, end_ids=frozenset())
 
 

@@ -26,6 +26,7 @@ of an attention head, F nodes, V vocabulary.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -54,6 +55,7 @@ from draftsmith.drafters.base import (
 )
 from draftsmith.drafters.eagle3 import fused_layers
 from draftsmith.drafters.hidden import unroll
+from draftsmith.drafters.hidden.compiled import LayerEngine, unfit_layers
 from draftsmith.drafters.hidden.drafter import FeatureDrafter, FeatureState
 from draftsmith.drafters.hidden.network import (
     Attend,
@@ -65,6 +67,8 @@ from draftsmith.drafters.hidden.network import (
 )
 from draftsmith.drafters.tree_growth import Chain, MakesDraws, Reader
 from draftsmith.targets import base as targets
+from draftsmith.targets.native.engine import Draws, Engine, uneven
+from draftsmith.targets.native.library import Fusion, Places
 
 KeysAndValues = tuple[Tensor, Tensor]
 AttendIn = Callable[[int], Attend]
@@ -150,14 +154,122 @@ class ParallelNetwork(BorrowedHead):
         return super().own_logits(states, target)
 
 
-class BlockReader:
-    """Drafts a block at once; a tree's levels then read the laws of its places (a `Reader`)."""
+_PLACES = 64
+"""The most places of a block in the compiled engine (`CHUNK` of engine.cpp): they pass a layer
+together."""
+
+
+class BlockEngine(LayerEngine):
+    """Runs pairs and blocks (a `DraftEngine`)."""
 
     def __init__(
-        self, network: ParallelNetwork, target: TargetView, state: FeatureState, count: int
+        self, network: ParallelNetwork, target: TargetView, engine: Engine, form: str
     ) -> None:
-        """`count`: places of a block."""
+        super().__init__(network, target, engine, form)
+        hidden, self._count = network.config.hidden_size, len(network.masks)
+        # the engine's pairs are [e ; f]
+        fc = nn.Linear(network.fc.in_features, hidden, bias=False, device="meta")
+        fc.weight = nn.Parameter(network.fc.weight.detach().roll(hidden, dims=1), False)
+        places = Places(
+            count=self._count,
+            masks=self._vector(network.masks),
+            out=self._packed([network.out]),
+        )
+        if network.rank:
+            places.before = self._packed([network.markov_in])
+            places.added = self._packed([network.markov_out])
+        self._open_layers(
+            [self._layer(layer) for layer in network.layers],
+            network.norm,
+            fusion=Fusion(fc=self._packed([fc]), norm=self._norm(network.hidden_norm)),
+            places=places,
+        )
+
+    @classmethod
+    def why_not(cls, network: ParallelNetwork, form: str) -> str | None:
+        if len(network.masks) > _PLACES:
+            return f"its blocks have {len(network.masks)} drafts, more than {_PLACES}"
+        return unfit_layers(network, form) or uneven(form, {"Markov term": network.rank})
+
+    def keep(self, tokens_BP: np.ndarray, block: Block, feature_BPS: Tensor) -> None:
+        """Write keys and values of these pairs to the block's cache."""
+        call, held = self._call(tokens_BP, block, 1, feature_BPS)
+        if not self._lib.c.ds_block(self._at, ctypes.byref(call), None):
+            raise self._unknown(tokens_BP)
+        del held
+
+    def draft(
+        self,
+        tokens_BP: np.ndarray,
+        block: Block,
+        feature_BPS: Tensor,
+        *,
+        limit: int | None,
+        depth_B: np.ndarray | None = None,
+        draws: Draws | None = None,
+        confidence: float = 0.0,
+    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Keep and commit these pairs, and draft a block behind the last of each row.
+
+        Args:
+            limit: the length of the context; positions beyond it stand still at its end.
+            depth_B: how many tokens are chosen in each row; None: none.
+            draws, confidence: see `Runner.chain`.
+
+        Returns:
+            (logits [B, P, Vd], of the places that are chosen from with what the tokens before add;
+            [B, S] rows of the head that were chosen; [B] tokens of each row).
+        """
+        cache, rows, count = block.cache, len(tokens_BP), self._count
+        cache.commit(block.pending_B)
+        depth_BP = np.arange(count)[None].repeat(rows, 0)
+        staged = cache.stage(depth_BP, np.ones((rows, count, count), dtype=bool))
+        if limit is not None:
+            block.stop_at(limit - 1)
+            staged.stop_at(limit - 1)
+        call, held = self._call(tokens_BP, block, 1, feature_BPS, room=count)
+        logits_BPV = torch.zeros((rows, count, self._head_rows))
+        call.logits = logits_BPV.data_ptr()
+        count_B = np.zeros(rows, dtype=np.int64) if depth_B is None else depth_B.astype(np.int64)
+        chosen_BN = torch.zeros((rows, int(count_B.max())), dtype=torch.int64)
+        chain, also_held = self._chain(
+            staged, chosen_BN, count_B, self.token_of_D, draws, confidence
+        )
+        if not self._lib.c.ds_block(self._at, ctypes.byref(call), ctypes.byref(chain)):
+            raise self._unknown(tokens_BP)
+        del held, also_held
+        return logits_BPV[..., : self.model.head.rows], chosen_BN, count_B
+
+    def added(self, tokens_BF: Tensor) -> Tensor:
+        """[B, F, Vd]: what the Markov term adds behind these tokens."""
+        tokens_BF = tokens_BF.contiguous()
+        out_BFV = torch.empty((*tokens_BF.shape, self._head_rows))
+        threads = max(torch.get_num_threads(), 1)
+        if not self._lib.c.ds_added(
+            self._at, tokens_BF.data_ptr(), tokens_BF.numel(), threads, out_BFV.data_ptr()
+        ):
+            raise self._unknown(tokens_BF)
+        return out_BFV[..., : self.model.head.rows]
+
+
+class BlockReader:
+    """Drafts a block at once; a tree's levels then read the laws of its places (a `Reader`).
+
+    Args:
+        count: places of a block.
+        engine: runs the network; None: PyTorch does.
+    """
+
+    def __init__(
+        self,
+        network: ParallelNetwork,
+        target: TargetView,
+        state: FeatureState,
+        count: int,
+        engine: BlockEngine | None = None,
+    ) -> None:
         self._network, self._target, self._state, self._count = network, target, state, count
+        self._engine = engine
         self._own_BPV = torch.empty(0)
         self._depth = 0
 
@@ -165,11 +277,38 @@ class BlockReader:
         self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
         """See `Reader`."""
-        return None
+        engine = self._engine
+        if engine is None:
+            return None
+        tokens_BP, feature_BPS, block = self._pending()
+        logits_BPV, chosen_BN, count_B = engine.draft(
+            tokens_BP,
+            block,
+            feature_BPS,
+            limit=self._target.max_length,
+            depth_B=depth_B,
+            draws=None if draws is None else draws(int(depth_B.max())),
+            confidence=confidence,
+        )
+        made = max(int(count_B.max()), 1)
+        tokens_BN, logits_BNV = chosen_BN[:, :made], None
+        if engine.token_of_D is not None:
+            tokens_BN = engine.token_of_D[tokens_BN]
+        if draws is not None:
+            logits_BNV = self._network.widened(logits_BPV[:, :made], self._target.vocab_size)
+        return Chain(tokens_BN=tokens_BN, logits_BNV=logits_BNV, count_B=count_B)
 
     def root(self) -> Tensor:
-        last_BH = self._read_pairs()
-        self._own_BPV = self._network.state_logits(self._read_block(last_BH), self._target)
+        tokens_BP, feature_BPS, block = self._pending()
+        if self._engine is not None:
+            self._own_BPV, _, _ = self._engine.draft(
+                tokens_BP, block, feature_BPS, limit=self._target.max_length
+            )
+        else:
+            pairs_BPH = self._keep(tokens_BP, feature_BPS, block)
+            self._state.cache.commit(block.pending_B)
+            states_BPH = self._read_block(pairs_BPH[:, -1])
+            self._own_BPV = self._network.state_logits(states_BPH, self._target)
         return self._laws(torch.tensor([row[-1:] for row in self._state.known]))[:, 0]
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
@@ -180,40 +319,46 @@ class BlockReader:
         """[B, F, V]: of this depth, behind each of these tokens."""
         network, target = self._network, self._target
         own_BFV = self._own_BPV[:, self._depth, None]
-        if network.rank:
+        if network.rank and self._engine is not None:
+            own_BFV = own_BFV + self._engine.added(before_BF)
+        elif network.rank:
             embedded = target.embed(to_device(before_BF, own_BFV.device))
             own_BFV = own_BFV + network.added(network.before(embedded))
-        wide_BFV = network.widened(own_BFV, target.vocab_size)
-        return wide_BFV.expand(-1, before_BF.shape[1], -1)
+        return network.widened(own_BFV, target.vocab_size)
 
-    def _read_pairs(self) -> Tensor:
-        """[B, H]: the last pair of each row. Keys and values of those that are new are kept."""
-        cache, pairs_B = self._state.cache, self._state.features.lengths_B
-        device = self._target.device
+    def _pending(self) -> tuple[np.ndarray, Tensor, Block]:
+        """The last settled pairs that are not kept yet: tokens, states, where they are staged; what
+        lies before them is kept."""
+        state = self._state
+        cache, pairs_B = state.cache, state.features.lengths_B
         while True:
             # the last pair is read again where nothing is new: places begin as it
             start_B = np.minimum(cache.lengths_B, np.maximum(pairs_B - 1, 0))
             cache.rewind(start_B)
             end_B = np.minimum(pairs_B, start_B + targets.CHUNK)
-            pairs_BTH, block = self._staged(start_B, end_B)
-            made = self._network.context(pairs_BTH, block.positions(device))
-            for number, (keys, values) in enumerate(made):
-                cache.extend(block, number, keys, values)
+            ends = zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
+            tokens_BP, block = lay_out(
+                cache, [row[first + 1 : end + 1] for row, first, end in ends]
+            )
+            feature_BPS = state.features.right_aligned(start_B, end_B)
+            if (end_B == pairs_B).all():
+                return tokens_BP, feature_BPS, block
+            if self._engine is not None:
+                self._engine.keep(tokens_BP, block, feature_BPS)
+            else:
+                self._keep(tokens_BP, feature_BPS, block)
             cache.commit(block.pending_B)
-            if (cache.lengths_B == pairs_B).all():
-                return pairs_BTH[:, -1]
 
-    def _staged(self, start_B: np.ndarray, end_B: np.ndarray) -> tuple[Tensor, Block]:
-        """The pairs of each row from `start` to `end`, and where they are staged."""
-        state, target = self._state, self._target
-        tokens = [
-            row[first + 1 : end + 1]
-            for row, first, end in zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
-        ]
-        tokens_BT, block = lay_out(state.cache, tokens)
-        embedded_BTH = target.embed(to_device(torch.from_numpy(tokens_BT), target.device))
-        pairs: Tensor = self._network.fc(state.features.right_aligned(start_B, end_B), embedded_BTH)
-        return pairs, block
+    def _keep(self, tokens_BP: np.ndarray, feature_BPS: Tensor, block: Block) -> Tensor:
+        """[B, P, H]: these pairs, whose keys and values are written."""
+        network, device = self._network, self._target.device
+        embedded_BPH = self._target.embed(to_device(torch.from_numpy(tokens_BP), device))
+        pairs_BPH: Tensor = network.fc(feature_BPS, embedded_BPH)
+        for number, (keys, values) in enumerate(
+            network.context(pairs_BPH, block.positions(device))
+        ):
+            block.cache.extend(block, number, keys, values)
+        return pairs_BPH
 
     def _read_block(self, last_BH: Tensor) -> Tensor:
         """[B, P, H]. What it stages is the caller's to roll back."""
@@ -289,6 +434,7 @@ class Parallel(FeatureDrafter):
 
     config: Config
     network_class = ParallelNetwork
+    engine_class = BlockEngine
     measures = ("num_hidden_layers", "block_size", "num_states", "markov_rank")
     eval_steps = None
     loss_weights = LossWeights()
@@ -330,7 +476,9 @@ class Parallel(FeatureDrafter):
         return super().propose(state, shape.clip(self.num_steps), depth_B, sampler, noise)
 
     def _reader(self, state: FeatureState) -> Reader:
-        return BlockReader(self.network, self.target, state, self.num_steps)
+        return BlockReader(
+            self.network, self.target, state, self.num_steps, self._engine_of_request
+        )
 
     # ------------------------------------------------------------------ training
 

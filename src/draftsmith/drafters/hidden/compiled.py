@@ -1,6 +1,6 @@
 """Drafters over hidden states, run by the C++ extension beside their target.
 
-Which class runs a drafter's network, the drafter says (`TrainedDrafter.engine_class`). The one here
+Which class runs a drafter's network, the drafter says (`TrainedDrafter.engine_class`). `PairEngine`
 is for pairs. A step of such a layer is a fraction of a millisecond of arithmetic, less than Python
 needs to ask for it: a chain, of its most probable tokens or of draws, is one call (`Runner.chain`).
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.hidden.network import Network
@@ -48,15 +48,66 @@ class DraftEngine(Protocol):
         ...
 
 
-class PairEngine(Runner):
-    """Runs the pairs of a network whose embedding is the target's (a `DraftEngine`)."""
+class LayerEngine(Runner):
+    """Runs layers over pairs of the target's states and embeddings; subclasses bring the parts."""
+
+    token_of_D: Tensor | None
+    """Ids of the draft vocabulary's tokens; None: all of them."""
 
     def __init__(self, network: Network, target: TargetView, engine: Engine, form: str) -> None:
         super().__init__(form, network.rotary.module)
+        self._config, self._target, self._target_engine = network.config, target, engine
+        ids_D = network.target_ids
+        self.token_of_D = None if ids_D is None else ids_D.cpu().contiguous()
+
+    def _open_layers(
+        self,
+        layers: Sequence[Layer],
+        norm: nn.Module | None,
+        head: nn.Linear | None = None,
+        **parts: Any,
+    ) -> None:
+        """The last step of making it. `norm`: before the head; `head`: None for the target's, over
+        the draft vocabulary; `parts`: of `Model`."""
+        config, engine, ids_D = self._config, self._target_engine, self.token_of_D
+        packed = engine.model.head  # where it lies
+        if head is not None:
+            packed = self._packed([head])
+        elif ids_D is not None:
+            rows = nn.Linear(config.hidden_size, len(ids_D), bias=False, device="meta")
+            rows.weight = nn.Parameter(self._target.head_weight().detach()[ids_D], False)
+            packed = self._packed([rows])
+        self._layers = (Layer * len(layers))(*layers)
+        self._open(
+            Model(
+                **{"halves": 1, **parts},
+                layers=len(layers),
+                hidden=config.hidden_size,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                width=config.head_dim,
+                mlp=config.intermediate_size,
+                eps=config.rms_norm_eps,
+                scale=config.head_dim**-0.5,
+                layer=self._layers,
+                norm_out=self._norm(norm),
+                embedding=engine.model.embedding,  # where it lies, too
+                head=packed,
+            )
+        )
+
+    def _norm(self, module: Any) -> int | None:
+        return None if module is None else self._vector(module.weight)
+
+
+class PairEngine(LayerEngine):
+    """Runs the pairs of a network (a `DraftEngine`)."""
+
+    def __init__(self, network: Network, target: TargetView, engine: Engine, form: str) -> None:
+        super().__init__(network, target, engine, form)
         parts = network.compilable()
         assert parts is not None
-        self._target_engine = engine  # whose memory holds the embedding
-        config, given = network.config, parts.fusion
+        given = parts.fusion
         layer = self._layer(parts.layer)
         norms = {name: self._norm(getattr(given, name)) for name in ("norm", "both", "beside")}
         fusion = Fusion(**norms)
@@ -65,52 +116,22 @@ class PairEngine(Runner):
         for name in ("fc", "gate", "up", "down"):
             linear = getattr(given, name)
             setattr(fusion, name, Matrix() if linear is None else self._packed([linear]))
-        self._layers = (Layer * 1)(layer)
-        ids_D = network.target_ids
-        self.token_of_D = None if ids_D is None else ids_D.cpu().contiguous()
-        """Ids of the draft vocabulary's tokens; None: all of them."""
-        head = engine.model.head  # where it lies, too
-        if parts.head is not None:
-            head = self._packed([parts.head])
-        elif ids_D is not None:
-            rows = torch.nn.Linear(config.hidden_size, len(ids_D), bias=False, device="meta")
-            rows.weight = torch.nn.Parameter(target.head_weight().detach()[ids_D], False)
-            head = self._packed([rows])
-        self._open(
-            Model(
-                layers=1,
-                hidden=config.hidden_size,
-                heads=config.num_attention_heads,
-                kv_heads=config.num_key_value_heads,
-                width=config.head_dim,
-                mlp=config.intermediate_size,
-                halves=parts.halves,
-                eps=config.rms_norm_eps,
-                scale=config.head_dim**-0.5,
-                layer=self._layers,
-                norm_out=self._norm(parts.norm),
-                embedding=engine.model.embedding,
-                head=head,
-                fusion=fusion,
-            )
-        )
-
-    def _norm(self, module: Any) -> int | None:
-        return None if module is None else self._vector(module.weight)
+        self._open_layers([layer], parts.norm, parts.head, halves=parts.halves, fusion=fusion)
 
     @classmethod
     def why_not(cls, network: Network, form: str) -> str | None:
         if network.compilable() is None:
             return "its kind of network is not written there"
-        return changing_rope(network) or unfit(network.config, network.config.head_dim, form)
+        return unfit_layers(network, form)
 
 
-def changing_rope(network: Network) -> str | None:
-    """Why its positions cannot be looked up in a table; None: they can."""
-    rope = (getattr(network.config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in STATIC_ROPE:
-        return None
-    return f"its rotary embedding ({rope}) changes with the length of the text"
+def unfit_layers(network: Network, form: str) -> str | None:
+    """Why layers of its measures cannot be run; None: they can."""
+    config = network.config
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in STATIC_ROPE:
+        return f"its rotary embedding ({rope}) changes with the length of the text"
+    return unfit(config, config.head_dim, form)
 
 
 E = TypeVar("E", bound=DraftEngine)

@@ -168,6 +168,19 @@ struct Fusion {
   Matrix fc, gate, up, down;
 };
 
+// How a drafter of blocks drafts (drafters/parallel.py). Of its pairs, fc [e ; f], keys and values of
+// `norm` pair are kept and nothing else. The places of a block begin as the last pair of their text and
+// a mask of their own, and see all pairs and each other:
+//
+//   logits = head (out norm_out x) + added (before e)         e: embedding of the token before
+//
+// Without `before` there is no such term.
+struct Places {
+  int32_t count;  // of a block; 0: it drafts by pairs
+  const float* masks;
+  Matrix out, before, added;
+};
+
 struct Model {
   int32_t layers, hidden, heads, kv_heads, width, mlp;
   int32_t halves;  // 2: the last layer gives a state to predict from and one to go on with
@@ -176,6 +189,7 @@ struct Model {
   const float* norm_out;  // or null
   Matrix embedding, head;
   Fusion fusion;  // without fc: a language model
+  Places places;
 };
 
 // A block of tokens as Python lays it out, rows by places. Padding, which sees nothing, is not
@@ -204,7 +218,8 @@ struct Call {
 // tokens, or of draws.
 struct Chain {
   int32_t steps, vocab;               // vocab: of the head
-  const int64_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again
+  const int64_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again; of a block
+                                      // [rows, places], and without steps it is not chosen from
   const int64_t* committed;           // [rows], once the call's tokens are
   const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
   const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
@@ -450,12 +465,12 @@ struct Engine : Products {
   Model model;
   std::vector<Layer> layers;
   std::vector<float> hidden, qkv, mixed, inner;
-  std::vector<float> pair, regress, state, found;  // of drafters and chains
+  std::vector<float> pair, regress, state, found, low;  // of drafters and chains
   Batch batch;
 
   // The most numbers that a product reads of a token.
   static int widest(const Model& m) {
-    const int layer = std::max(std::max(m.hidden, m.mlp), m.heads * m.width);
+    const int layer = std::max({m.hidden, m.mlp, m.heads * m.width, m.places.added.cols});
     return m.fusion.fc.data ? std::max(layer, std::max(2 * m.hidden, m.fusion.fc.cols)) : layer;
   }
 
@@ -468,6 +483,7 @@ struct Engine : Products {
     inner.resize((size_t)CHUNK * model.mlp);
     if (pairs) pair.resize((size_t)CHUNK * std::max(2 * model.hidden, model.fusion.fc.cols));
     if (model.halves == 2) regress.resize(hidden.size());
+    low.resize((size_t)CHUNK * model.places.added.cols);
   }
 
   void add(int member, const Matrix& m, const std::vector<float>& x, int tokens) {
@@ -505,12 +521,12 @@ struct Engine : Products {
   void fuse(int member, int first, int tokens) {
     const Fusion& f = model.fusion;
     if (f.beside) return fuse_beside(member, first, tokens);
-    const int H = model.hidden;
+    const int H = model.hidden, S = f.fc.cols - H;
     const Range some = share(tokens, member, team->members());
-    auto e = [&](int t) { return pair.data() + (size_t)t * 2 * H; };
+    auto e = [&](int t) { return pair.data() + (size_t)t * (H + S); };
     for (int t = some.from; t < some.to; ++t) {
       read_row(model.embedding, batch.token[first + t], e(t));
-      std::memcpy(e(t) + H, batch.feature + (size_t)batch.place[first + t] * H, 4 * H);
+      std::memcpy(e(t) + H, batch.feature + (size_t)batch.place[first + t] * S, 4 * S);
     }
     meeting->wait();
     {
@@ -575,40 +591,45 @@ struct Engine : Products {
     }
   }
 
-  void layer_forward(int member, const Call& c, int number, int first, int tokens) {
+  // Norms of heads, rotary embedding, and keys and values to the cache; of the heads from `begin` on.
+  void turn(int member, const Call& c, int number, int first, int tokens, int begin) {
     const Layer& l = layers[number];
     const int width = model.width, heads = model.heads, kv = model.kv_heads, half = width / 2;
-    const int all_heads = heads + 2 * kv, row = l.qkv.panels() * LANES;
+    const int all_heads = heads + 2 * kv - begin, row = l.qkv.panels() * LANES;
+    const Range some = share(tokens * all_heads, member, team->members());
+    for (int i = some.from; i < some.to; ++i) {
+      const int t = i / all_heads, h = begin + i % all_heads, n = first + t;
+      float* x = qkv.data() + (size_t)t * row + h * width;
+      if (h < heads + kv) {
+        const float* norm = h < heads ? l.norm_q : l.norm_k;
+        if (norm) normalise(x, norm, eps, width, x);
+        const float* cosine = c.cosine + (size_t)batch.position[n] * half;
+        const float* sine = c.sine + (size_t)batch.position[n] * half;
+        for (int d = 0; d < half; d += LANES) {
+          F a = load(x + d), b = load(x + half + d), co = load(cosine + d), si = load(sine + d);
+          store(x + d, a * co - b * si);
+          store(x + half + d, b * co + a * si);
+        }
+      }
+      if (h >= heads) {
+        const int value = h >= heads + kv, which = h - heads - value * kv;
+        const int64_t at = (2 * number + value) * c.layer_stride + batch.row[n] * c.row_stride +
+                           which * c.head_stride + (int64_t)batch.slot[n] * width;
+        write_cache(c.cache, at, x, width, c.cache_bf16);
+      }
+    }
+  }
+
+  void layer_forward(int member, const Call& c, int number, int first, int tokens) {
+    const Layer& l = layers[number];
+    const int row = l.qkv.panels() * LANES;
     {
       const float* x = model.fusion.beside ? pair.data() : hidden.data();
       Input in = ready(member, l.qkv, x, tokens, l.norm_in);
       product(member, l.qkv, in, tokens, 1, [&](int t, int r, F v) { store(qkv.data() + (size_t)t * row + r, v); });
     }
     meeting->wait();
-    {  // norms of heads, rotary embedding, and keys and values to the cache
-      Range some = share(tokens * all_heads, member, team->members());
-      for (int i = some.from; i < some.to; ++i) {
-        const int t = i / all_heads, h = i % all_heads, n = first + t;
-        float* x = qkv.data() + (size_t)t * row + h * width;
-        if (h < heads + kv) {
-          const float* norm = h < heads ? l.norm_q : l.norm_k;
-          if (norm) normalise(x, norm, eps, width, x);
-          const float* cosine = c.cosine + (size_t)batch.position[n] * half;
-          const float* sine = c.sine + (size_t)batch.position[n] * half;
-          for (int d = 0; d < half; d += LANES) {
-            F a = load(x + d), b = load(x + half + d), co = load(cosine + d), si = load(sine + d);
-            store(x + d, a * co - b * si);
-            store(x + half + d, b * co + a * si);
-          }
-        }
-        if (h >= heads) {
-          const int value = h >= heads + kv, which = h - heads - value * kv;
-          const int64_t at = (2 * number + value) * c.layer_stride + batch.row[n] * c.row_stride +
-                             which * c.head_stride + (int64_t)batch.slot[n] * width;
-          write_cache(c.cache, at, x, width, c.cache_bf16);
-        }
-      }
-    }
+    turn(member, c, number, first, tokens, 0);
     meeting->wait();
     attention(member, c, number, first, tokens);
     meeting->wait();
@@ -707,6 +728,20 @@ struct Engine : Products {
     return true;
   }
 
+  // The token that a row's chain goes on with, by the scores of the head.
+  int64_t choose(int member, const Chain& chain, int row, int step, const float* score, double& sure) {
+    const size_t at = (size_t)row * chain.steps + step;
+    const int64_t place = chain.uniform ? place_of_share(score, chain.vocab, chain.temperature,
+                                                         chain.uniform[at], own[member].weight)
+                                        : place_of_largest(score, chain.vocab);
+    chain.chosen[at] = place;
+    if (chain.confidence > 0) {
+      sure *= probability(score, chain.vocab, chain.temperature, place);
+      if (sure < chain.confidence) chain.count[row] = std::min(chain.count[row], (int64_t)step + 1);
+    }
+    return chain.token_of ? chain.token_of[place] : place;
+  }
+
   //   step       0                     1                  2
   //   fed        the call's tokens     that of step 0     that of step 1
   //   sees       what they see         committed, itself  committed, that of step 1, itself
@@ -731,19 +766,8 @@ struct Engine : Products {
       batch.token.resize(rows);
       team->run([&](int member) {
         const Range some = share(rows, member, team->members());
-        for (int i = some.from; i < some.to; ++i) {
-          const int b = row[i];
-          const float* score = batch.logits + b * padded;
-          const size_t at = (size_t)b * chain.steps + step;
-          const int64_t place = chain.uniform ? place_of_share(score, chain.vocab, chain.temperature,
-                                                               chain.uniform[at], own[member].weight)
-                                              : place_of_largest(score, chain.vocab);
-          chain.chosen[at] = place;
-          batch.token[i] = chain.token_of ? chain.token_of[place] : place;
-          if (!(chain.confidence > 0)) continue;
-          sure[i] *= probability(score, chain.vocab, chain.temperature, place);
-          if (sure[i] < chain.confidence) chain.count[b] = std::min(chain.count[b], (int64_t)step + 1);
-        }
+        for (int i = some.from; i < some.to; ++i)
+          batch.token[i] = choose(member, chain, row[i], step, batch.logits + row[i] * padded, sure[i]);
       });
       if (std::all_of(row.begin(), row.end(), [&](int b) { return chain.count[b] <= step + 1; })) break;
       feature = state;
@@ -762,6 +786,151 @@ struct Engine : Products {
         for (int k = 0; k <= step; ++k) batch.seen.push_back((int32_t)chain.slot[own + k]);
         batch.seen_from.push_back((int32_t)batch.seen.size());
       }
+    }
+    return true;
+  }
+
+  // ----------------------------------------------------------------------- blocks of places
+
+  // Keys and values of pairs, and to `state` those that logits are wanted behind: the last of each row.
+  void keep_pairs(int member, const Call& c, int first, int tokens) {
+    const int H = model.hidden, queries = model.heads * model.width / LANES;
+    fuse(member, first, tokens);
+    if (member == 0)
+      for (size_t i = 0; i < batch.logit_at.size(); ++i) {
+        const int t = batch.logit_at[i] - first;
+        if (t >= 0 && t < tokens) std::memcpy(state.data() + i * H, hidden.data() + (size_t)t * H, 4 * H);
+      }
+    const Input in = ready(member, layers[0].qkv, hidden.data(), tokens, model.fusion.norm);
+    for (int number = 0; number < model.layers; ++number) {
+      const Matrix& m = layers[number].qkv;
+      const int row = m.panels() * LANES;
+      const Range some = share(m.panels() - queries, member, team->members());
+      multiply(m, in, queries + some.from, queries + some.to, tokens,
+               [&](int t, int r, F v) { store(qkv.data() + (size_t)t * row + r, v); });
+      meeting->wait();
+      turn(member, c, number, first, tokens, model.heads);
+      meeting->wait();
+    }
+  }
+
+  // Logits of the first `wanted` places of whole blocks.
+  void read_places(int member, const Call& c, int first, int tokens, int wanted) {
+    const Places& p = model.places;
+    const int H = model.hidden, blocks = tokens / p.count;
+    const Range some = share(tokens, member, team->members());
+    for (int t = some.from; t < some.to; ++t) {
+      const float* last = state.data() + (size_t)((first + t) / p.count) * H;
+      const float* mask = p.masks + (size_t)(t % p.count) * H;
+      for (int d = 0; d < H; d += LANES) store(hidden.data() + (size_t)t * H + d, load(last + d) + load(mask + d));
+    }
+    meeting->wait();
+    for (int number = 0; number < model.layers; ++number) layer_forward(member, c, number, first, tokens);
+    if (member == 0)
+      for (int i = 0; i < blocks; ++i)  // never forward: in place
+        std::memmove(hidden.data() + (size_t)i * wanted * H, hidden.data() + (size_t)i * p.count * H,
+                     (size_t)4 * wanted * H);
+    meeting->wait();
+    Input in = ready(member, p.out, hidden.data(), blocks * wanted, model.norm_out);
+    product(member, p.out, in, blocks * wanted, 1,
+            [&](int t, int r, F v) { store(pair.data() + (size_t)t * H + r, v); });
+    meeting->wait();
+    in = ready(member, model.head, pair.data(), blocks * wanted, nullptr);
+    const size_t padded = (size_t)model.head.panels() * LANES;
+    product(member, model.head, in, blocks * wanted, 1, [&](int t, int r, F v) {
+      const size_t row = batch.row[first + t / wanted * p.count];
+      store(batch.logits + (row * p.count + t % wanted) * padded + r, v);
+    });
+    meeting->wait();
+  }
+
+  // What the tokens before add to logits: `write(token, first row, F)`.
+  template <class Write>
+  void add_before(int member, const int64_t* token, int tokens, Write write) {
+    const Places& p = model.places;
+    const Range some = share(tokens, member, team->members());
+    for (int t = some.from; t < some.to; ++t)
+      read_row(model.embedding, token[t], pair.data() + (size_t)t * model.hidden);
+    meeting->wait();
+    Input in = ready(member, p.before, pair.data(), tokens, nullptr);
+    product(member, p.before, in, tokens, 1,
+            [&](int t, int r, F v) { store(low.data() + (size_t)t * p.added.cols + r, v); });
+    meeting->wait();
+    in = ready(member, p.added, low.data(), tokens, nullptr);
+    product(member, p.added, in, tokens, 1, write);
+    meeting->wait();
+  }
+
+  // False: a token is none of the model's.
+  bool added(const int64_t* token, int tokens, int threads, float* out) {
+    Crew& crew = Crew::here();
+    std::lock_guard<std::mutex> guard(crew.busy);
+    if (std::any_of(token, token + tokens, [&](int64_t t) { return t < 0 || t >= model.embedding.rows; })) return false;
+    gather(crew, threads);
+    const size_t padded = (size_t)model.head.panels() * LANES;
+    team->run([&](int member) {
+      for (int first = 0; first < tokens; first += CHUNK)
+        add_before(member, token + first, std::min(CHUNK, tokens - first),
+                   [&](int t, int r, F v) { store(out + (first + t) * padded + r, v); });
+    });
+    return true;
+  }
+
+  // Keeps the call's pairs; with `chain` drafts a block behind the last of each row that has one, whose
+  // logits are [rows, places, padded]; with steps of it adds what the tokens before say, and chooses.
+  bool block(const Call& call, const Chain* chain) {
+    Crew& crew = Crew::here();
+    std::lock_guard<std::mutex> guard(crew.busy);
+    if (!batch.lay_out(call, model.embedding.rows)) return false;
+    gather(crew, call.threads);
+    const std::vector<int32_t> row = batch.logit_to;
+    const int rows = (int)row.size(), count = model.places.count;
+    state.resize((size_t)rows * model.hidden);
+    std::vector<int64_t> before;
+    for (int at : batch.logit_at) before.push_back(batch.token[at]);
+    team->run([&](int member) {
+      for (int first = 0; first < batch.tokens; first += CHUNK)
+        keep_pairs(member, call, first, std::min(CHUNK, batch.tokens - first));
+    });
+    if (!chain) return true;
+    for (auto* one : {&batch.position, &batch.slot, &batch.committed, &batch.row, &batch.seen}) one->clear();
+    batch.seen_from.assign(1, 0);
+    batch.tokens = rows * count;
+    batch.longest = count;
+    for (int b : row) {
+      batch.longest = std::max(batch.longest, (int)chain->committed[b] + count);
+      for (int n = 0; n < count; ++n) {
+        batch.position.push_back((int32_t)chain->position[(size_t)b * count + n]);
+        batch.slot.push_back((int32_t)chain->slot[(size_t)b * count + n]);
+        batch.committed.push_back((int32_t)chain->committed[b]);
+        batch.row.push_back(b);
+        for (int k = 0; k < count; ++k) batch.seen.push_back((int32_t)chain->slot[(size_t)b * count + k]);
+        batch.seen_from.push_back((int32_t)batch.seen.size());
+      }
+    }
+    const int whole = CHUNK / count * count;  // places of a block pass a layer together
+    team->run([&](int member) {
+      for (int first = 0; first < batch.tokens; first += whole)
+        read_places(member, call, first, std::min(whole, batch.tokens - first), chain->steps ? chain->steps : count);
+    });
+    for (int b = 0; chain->steps && b < call.rows; ++b)
+      if (std::find(row.begin(), row.end(), b) == row.end()) chain->count[b] = 0;  // fed nothing
+    const size_t padded = (size_t)model.head.panels() * LANES;
+    std::vector<double> sure(rows, 1.0);
+    auto scores = [&](int i, int step) { return batch.logits + ((size_t)row[i] * count + step) * padded; };
+    for (int step = 0; rows && step < chain->steps; ++step) {
+      team->run([&](int member) {
+        for (int first = 0; model.places.before.data && first < rows; first += CHUNK)
+          add_before(member, before.data() + first, std::min(CHUNK, rows - first), [&](int t, int r, F v) {
+            float* to = scores(first + t, step) + r;
+            store(to, load(to) + v);
+          });
+        meeting->wait();  // `before` was read
+        const Range some = share(rows, member, team->members());
+        for (int i = some.from; i < some.to; ++i)
+          before[i] = choose(member, *chain, row[i], step, scores(i, step), sure[i]);
+      });
+      if (std::all_of(row.begin(), row.end(), [&](int b) { return chain->count[b] <= step + 1; })) break;
     }
     return true;
   }
@@ -837,6 +1006,10 @@ void ds_close(Engine* engine) { delete engine; }
 // 0: a token is none of the model's, and nothing was computed.
 int ds_forward(Engine* engine, const Call* call) { return engine->forward(*call); }
 int ds_chain(Engine* engine, const Call* call, const Chain* chain) { return engine->chain(*call, *chain); }
+int ds_block(Engine* engine, const Call* call, const Chain* chain) { return engine->block(*call, chain); }
+int ds_added(Engine* engine, const int64_t* token, int tokens, int threads, float* out) {
+  return engine->added(token, tokens, threads, out);
+}
 
 Heads* ds_open_heads(const Matrix* matrices, int count, int blocks) { return new Heads(matrices, count, blocks); }
 void ds_close_heads(Heads* heads) { delete heads; }

@@ -305,30 +305,16 @@ class Runner(Matrices):
             block.stop_at(limit - 1)
             staged.stop_at(limit - 1)
         call, held = self._call(tokens_BP, block, 1, feature_BPS, room=again)
-        position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
         chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
         count_B = np.array(depth_B, dtype=np.int64)  # a copy, which the extension writes
-        uniform, scores_NBV = None, None
+        chain, also_held = self._chain(staged, chosen_BN, count_B, token_of_D, draws, confidence)
+        chain.vocab, scores_NBV = most, None
         if draws is not None:
-            uniform = np.ascontiguousarray(draws.uniform_BN, dtype=np.float64)
             scores_NBV = torch.zeros((steps, rows, self._head_rows))
-        chain = Chain(
-            steps=steps,
-            vocab=most,
-            position=position.ctypes.data,
-            slot=slot.ctypes.data,
-            committed=cache.lengths_B.ctypes.data,
-            token_of=None if token_of_D is None else token_of_D.data_ptr(),
-            uniform=None if uniform is None else uniform.ctypes.data,
-            temperature=1.0 if draws is None else draws.temperature,
-            confidence=confidence,
-            count=count_B.ctypes.data,
-            chosen=chosen_BN.data_ptr(),
-            scores=None if scores_NBV is None else scores_NBV.data_ptr(),
-        )
+            chain.scores = scores_NBV.data_ptr()
         if not self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain)):
             raise self._unknown(tokens_BP)
-        del held
+        del held, also_held
         made = max(int(count_B.max()), 1)
         if scores_NBV is None:
             return chosen_BN[:, :made], None, count_B
@@ -379,6 +365,36 @@ class Runner(Matrices):
         )
         held = [token, position, see, column, slot, committed, cosine, sine, store, feature]
         return call, held
+
+    def _chain(
+        self,
+        staged: Block,
+        chosen_BN: Tensor,
+        count_B: np.ndarray,
+        token_of_D: Tensor | None,
+        draws: Draws | None,
+        confidence: float,
+    ) -> tuple[Chain, list[Any]]:
+        """How tokens are chosen behind those of a call, all rows of the head counting, and the
+        arrays that this points to. `staged`: where they stand."""
+        position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
+        committed, uniform = _numbers(staged.lengths_B), None
+        if draws is not None:
+            uniform = np.ascontiguousarray(draws.uniform_BN, dtype=np.float64)
+        chain = Chain(
+            steps=chosen_BN.shape[1],
+            vocab=self.model.head.rows,
+            position=position.ctypes.data,
+            slot=slot.ctypes.data,
+            committed=committed.ctypes.data,
+            token_of=None if token_of_D is None else token_of_D.data_ptr(),
+            uniform=None if uniform is None else uniform.ctypes.data,
+            temperature=1.0 if draws is None else draws.temperature,
+            confidence=confidence,
+            count=count_B.ctypes.data,
+            chosen=chosen_BN.data_ptr(),
+        )
+        return chain, [position, slot, committed, uniform]
 
     def _unknown(self, tokens_BT: Tensor | np.ndarray) -> InputError:
         tokens = np.asarray(tokens_BT)

@@ -85,6 +85,16 @@ class Fusion(Structure):
     ]
 
 
+class Places(Structure):
+    """`Places` of engine.cpp."""
+
+    _fields_ = [
+        ("count", c_int32),
+        ("masks", c_void_p),
+        *[(name, Matrix) for name in ("out", "before", "added")],
+    ]
+
+
 _MEASURES = ("layers", "hidden", "heads", "kv_heads", "width", "mlp", "halves")
 
 
@@ -100,6 +110,7 @@ class Model(Structure):
         ("embedding", Matrix),
         ("head", Matrix),
         ("fusion", Fusion),
+        ("places", Places),
     ]
 
 
@@ -167,6 +178,8 @@ class Library:
         self.c.ds_close.argtypes = [c_void_p]
         self.c.ds_forward.argtypes = [c_void_p, POINTER(Call)]
         self.c.ds_chain.argtypes = [c_void_p, POINTER(Call), POINTER(Chain)]
+        self.c.ds_block.argtypes = [c_void_p, POINTER(Call), POINTER(Chain)]
+        self.c.ds_added.argtypes = [c_void_p, c_void_p, ctypes.c_int, ctypes.c_int, c_void_p]
         self.c.ds_open_heads.restype = c_void_p
         self.c.ds_open_heads.argtypes = [POINTER(Matrix), ctypes.c_int, ctypes.c_int]
         self.c.ds_close_heads.argtypes = [c_void_p]
