@@ -115,9 +115,11 @@ def write(
     block_count: int = 2,
     tensors: Mapping[str, np.ndarray] = MappingProxyType({}),
     about: Mapping[str, object] = MappingProxyType({}),
+    **said: int,
 ) -> None:
     """A model of two layers, without the tensors that have `without` in their names; matrices of
-    the layers are of this kind. `tensors` and `about` (keys behind `llama.`) are added."""
+    the layers are of this kind. `tensors` and `about` (keys behind `llama.`) are added; `said` is
+    what the file says of itself in place of what is so."""
     import gguf
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -133,7 +135,7 @@ def write(
         *[("token_types", [3] + [1] * (len(vocabulary) - 1))],
         *[("bos_token_id", 0), ("eos_token_id", 0)],
     ):
-        getattr(writer, f"add_{name}")(value)
+        getattr(writer, f"add_{name}")(said.get(name, value))
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd": (len(vocabulary), 64),
         "output_norm": (64,),
@@ -173,6 +175,19 @@ def test_a_file_that_lacks_weights_is_refused_and_not_kept(
         with pytest.raises(BackendError, match=r"weights are missing .*model\.layers|has 2 layers"):
             load_target(str(tmp_path / "a.gguf"))
     assert not list((tmp_path / "cache").rglob("config.json"))
+
+
+@pytest.mark.parametrize(
+    "name", ["embedding_length", "feed_forward_length", "vocab_size", "rope_dimension_count"]
+)
+def test_no_memory_is_taken_for_sizes_that_a_file_does_not_have(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write(tmp_path / "a.gguf", **{name: 2**20})
+    said = f"{name.replace('rope_', 'rope.')} is 1048576, and no side of a tensor"
+    with pytest.raises(BackendError, match=said):
+        load_target(str(tmp_path / "a.gguf"))
 
 
 def test_a_tokenizer_comes_out_of_a_file_too(

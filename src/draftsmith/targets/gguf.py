@@ -192,13 +192,14 @@ def blocks_index(file: Path) -> dict[str, Any]:
     about = {
         name.removeprefix(f"{architecture}."): field.contents()
         for name, field in reader.fields.items()
-        if name.startswith((f"{architecture}.rope.scal", f"{architecture}.block_count"))
+        if name.removeprefix(f"{architecture}.").startswith(("rope.scal", "block_count", *_SIZES))
     }
     freqs = [one.data.tolist() for one in reader.tensors if one.name == ROPE_FREQS]
     index = {
         "architecture": architecture,
         "about": about,
         "rope_freqs": freqs[0] if freqs else None,
+        "largest": max((int(size) for one in reader.tensors for size in one.shape), default=0),
         "tensors": {
             tensor.name: {
                 "kind": tensor.tensor_type.name,
@@ -236,13 +237,19 @@ _KNOWN = {
     "qwen3": _LAYER_TENSORS | {f"attn_{part}_norm.weight" for part in "qk"},
 }
 """Tensors of a layer that transformers reads, by architecture; others are not looked at."""
+_SIZES = (
+    *("embedding_length", "feed_forward_length", "vocab_size", "rope.dimension_count"),
+    *("attention.head_count", "attention.key_length", "attention.value_length"),
+)
+"""Beginnings of the keys of sizes that some tensor has, too."""
 ROPE_FREQS = "rope_freqs.weight"
 _OUTSIDE = {"token_embd.weight", "output.weight", "output_norm.weight", ROPE_FREQS}
 
 
 def _refuse_by_tensors(file: Path, index: Mapping[str, Any]) -> None:
     """BackendError where the file has other layers than it says, or tensors that would be left out:
-    transformers reads what it looks for, and would compute another model."""
+    transformers reads what it looks for, and would compute another model. Or a size that no tensor
+    has: transformers would first take the memory for it."""
     count = index["about"].get("block_count")
     known = _KNOWN.get(index["architecture"])
     numbers = set()
@@ -264,6 +271,13 @@ def _refuse_by_tensors(file: Path, index: Mapping[str, Any]) -> None:
             f"The GGUF file {os.fspath(file)!r} says that it has {count} layers (block_count), and "
             f"holds tensors of {max(numbers) + 1}: it is damaged, or was edited."
         )
+    for name in (one for one in index["about"] if one.startswith(_SIZES)):
+        size = int(np.max(index["about"][name]))
+        if size > index["largest"]:
+            raise BackendError(
+                f"The GGUF file {os.fspath(file)!r} says that its {name} is {size}, and no side of "
+                f"a tensor in it is longer than {index['largest']}: it is damaged, or was edited."
+            )
 
 
 def _take_rope(config: Any, file: Path, index: Mapping[str, Any]) -> None:
