@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from draftsmith.core import block_rule
 from draftsmith.core.block_rule import Block
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.law import Law, Noise
 from draftsmith.core.types import PADDING, DraftTree, Proposal, TreeShape
-from draftsmith.core.verify import Rejection, Rule, verify
+from draftsmith.core.verify import Rejection, verify
 from draftsmith.errors import UnsupportedProposal
-from draftsmith.targets.toy import TabularTarget
 
 from . import mutants
 from .cases import CASES, CHAIN, TREE, Case
 from .checking import check, models
+from .judging import V, alike, drafted_tree, expected_accepted, random_laws
 from .reference_drafters import Greedy, Sampled
 from .toys import PROMPTS, SETTINGS, sparse
 
@@ -53,15 +53,6 @@ def test_emitted_law_is_the_targets_law(case: Case, setting: str) -> None:
 LONG_CHAIN = Case(kind="reference", label="sampled", build=Sampled, shape=LONG, draws=True)
 
 
-def alike(keep: int) -> tuple[TabularTarget, TabularTarget]:
-    """Target and draft model that know the same tokens behind a text, and weigh them otherwise: so
-    all shares lie between 0 and 1."""
-    target, draft = sparse(keep, 0), sparse(keep, 0)
-    draw = torch.Generator().manual_seed(9)
-    draft.table_CV = draft.table_CV + torch.randn(draft.table_CV.shape, generator=draw)
-    return target, draft
-
-
 @pytest.mark.parametrize(("keep", "tokens"), [(2, 4), (3, 3)])
 def test_emitted_law_of_longer_chains(keep: int, tokens: int) -> None:
     """The first of three drafts may be refused and the others accepted; rows near their end draft
@@ -76,17 +67,23 @@ def test_emitted_law_with_an_end_token() -> None:
     check(LONG_CHAIN, target, sparse(3, 1), options("plain"), PROMPTS)
 
 
-WRONG = {
-    "the residual of a token alone": ("p.excess(q, share_R)", "p.excess(q, share_R * 0 + 1)"),
+WRONG: dict[str, tuple[Any, str, str, str]] = {
+    "the residual of a token alone": (
+        *(block_rule, "rest_of"),
+        *("p.excess(q, share_R)", "p.excess(q, share_R * 0 + 1)"),
+    ),
     "an end at the first refusal": (
-        "accepted_B[rows[stays]] = depth",
+        *(Block, "walk", "accepted_B[rows[stays]] = depth"),
         "accepted_B[rows[stays & (accepted_B[rows] == depth - 1)]] = depth",
     ),
-    "noise that the next step sees again": ("lane=depth - 1", "lane=0"),
-    "what is left is not weighed": ("mass_R / left_R", "share_R"),
-    "a share above one": ("(share_R * ratio_R).clamp(max=1.0)", "(share_R * ratio_R)"),
+    "noise that the next step sees again": (Block, "walk", "lane=depth - 1", "lane=0"),
+    "what is left is not weighed": (block_rule, "rest_of", "mass_R / left_R", "share_R"),
+    "a share above one": (
+        *(Block, "walk"),
+        *("(share_R * ratio_R).clamp(max=1.0)", "(share_R * ratio_R)"),
+    ),
     "the last token's own chance": (
-        "judge(depth, rows[end], share_R[end]",
+        *(Block, "walk", "judge(depth, rows[end], share_R[end]"),
         "judge(depth, rows[end], share_R[end] * 0.9",
     ),
 }
@@ -94,73 +91,12 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_rules_are_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutants.break_source(monkeypatch, Block, "walk", *WRONG[wrong])
+    mutants.break_source(monkeypatch, *WRONG[wrong])
     with pytest.raises(AssertionError, match="does not emit the target's law"):
         check(LONG_CHAIN, *alike(2), options("cool", 4), PROMPTS)
 
 
 # --------------------------------------------------------------------------- what is accepted
-
-V = 3
-
-
-class Answers:
-    """Noise that says yes and no as it is told, and notes how probable that was."""
-
-    def __init__(self, answers: list[bool]) -> None:
-        self.answers, self.probability = list(answers), 1.0
-
-    def accept(self, prob_R: Tensor, rows: np.ndarray, depth: int, lane: int) -> np.ndarray:
-        yes = self.answers.pop(0)
-        chance = min(float(prob_R[0]), 1.0)
-        self.probability *= chance if yes else 1 - chance
-        return np.array([yes])
-
-    def categorical(self, weights_RK: Tensor, *_: Any) -> Tensor:
-        return torch.zeros(1, dtype=torch.long)
-
-
-class Laws:
-    """The target's laws behind the beginnings of one chain."""
-
-    def __init__(self, laws: dict[tuple[int, ...], Tensor], chain: tuple[int, ...]) -> None:
-        self.laws, self.chain = laws, chain
-
-    def at(self, rows: np.ndarray, nodes: np.ndarray) -> Law:
-        return Law(self.laws[self.chain[: int(nodes[0]) + 1]][None], V)
-
-
-def random_laws(seed: int, length: int, sharp: float) -> dict[tuple[int, ...], Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        path: (sharp * torch.randn(V, generator=draw, dtype=torch.float64)).softmax(-1)
-        for depth in range(length + 1)
-        for path in itertools.product(range(V), repeat=depth)
-    }
-
-
-def chain_tree(chain: tuple[int, ...], q: dict[tuple[int, ...], Tensor]) -> DraftTree:
-    laws = torch.stack([q[chain[:i]] for i in range(len(chain))])
-    return DraftTree(
-        tokens_BN=torch.tensor([chain]),
-        parents_BN=torch.arange(-1, len(chain) - 1)[None],
-        proposal=Proposal.SAMPLED,
-        q=Law(laws, V),
-        q_rows_BN=torch.arange(len(chain))[None],
-    )
-
-
-def expected_accepted(rule: Rule, p: Any, q: Any, length: int) -> float:
-    """Over all drafts and all answers."""
-    total = 0.0
-    for chain in itertools.product(range(V), repeat=length):
-        drafted = float(np.prod([q[chain[:i]][chain[i]].item() for i in range(length)]))
-        for answers in itertools.product([True, False], repeat=length):
-            noise: Any = Answers(list(answers))
-            verdict = verify(chain_tree(chain, q), Laws(p, chain), rule, noise)
-            unasked = 0.5 ** len(noise.answers)  # each is seen once for either answer
-            total += drafted * noise.probability * unasked * int(verdict.num_accepted_B[0])
-    return total
 
 
 def by_formula(p: Any, q: Any, length: int, *, block: bool) -> float:
@@ -183,8 +119,8 @@ def test_never_fewer_are_accepted_than_token_by_token(seed: int, sharp: float) -
     """Both are what the formulas say; the gain is real somewhere in the chain."""
     length = 3
     p, q = random_laws(seed, length, sharp), random_laws(100 + seed, length, sharp)
-    block = expected_accepted(Block(), p, q, length)
-    rejection = expected_accepted(Rejection(), p, q, length)
+    block = expected_accepted(Block(), p, q, LONG)
+    rejection = expected_accepted(Rejection(), p, q, LONG)
     assert block == pytest.approx(by_formula(p, q, length, block=True), rel=1e-9)
     assert rejection == pytest.approx(by_formula(p, q, length, block=False), rel=1e-9)
     assert block > rejection
@@ -192,14 +128,16 @@ def test_never_fewer_are_accepted_than_token_by_token(seed: int, sharp: float) -
 
 def test_a_chain_of_one_is_judged_as_token_by_token() -> None:
     p, q = random_laws(1, 1, 1.0), random_laws(2, 1, 1.0)
-    block, rejection = (expected_accepted(rule, p, q, 1) for rule in (Block(), Rejection()))
+    block, rejection = (
+        expected_accepted(rule, p, q, TreeShape.chain(1)) for rule in (Block(), Rejection())
+    )
     assert block == pytest.approx(rejection, rel=1e-12)
 
 
 def test_equal_laws_accept_everything() -> None:
     """Nothing is left of p - q, so that the formula divides 0 by 0."""
     p = random_laws(3, 3, 1.0)
-    assert expected_accepted(Block(), p, p, 3) == pytest.approx(3, rel=1e-12)
+    assert expected_accepted(Block(), p, p, LONG) == pytest.approx(3, rel=1e-12)
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
@@ -220,7 +158,7 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
             return Law(torch.stack([p[path] for path in paths]), V)
 
     def verdicts(which: list[int], seed: int) -> list[tuple[int, int]]:
-        trees = [chain_tree(chains[b], q) for b in which]
+        trees = [drafted_tree(LONG, chains[b], q) for b in which]
         parents = torch.cat([tree.parents_BN for tree in trees])
         for row, b in enumerate(which):
             parents[row, lengths[b] :] = PADDING

@@ -144,9 +144,7 @@ CODE_MUTANTS = {
         drafter=Greedy,
     ),
     "conditional q is not renormalised": Mutant(
-        breaks=source(
-            verify.Rejection, "_q", "for earlier in range(sibling)", "for earlier in range(0)"
-        ),
+        breaks=source(verify, "drawn_from", "for nodes in earlier", "for nodes in earlier[:0]"),
         drafter=WithoutReplacement,
         options={"keep": 3, "setting": "min_p"},
     ),

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.types import ROOT, DraftTree, Proposal
-from draftsmith.core.verify import ALL, LawSource, NodeLaw, candidates
+from draftsmith.core.verify import ALL, LawSource, NodeLaw, candidates, drawn_from
 from draftsmith.errors import UnsupportedProposal
 
 
@@ -79,10 +79,9 @@ class Block:
             if len(rows):
                 nodes = np.array([chains[b][depth] for b in rows])
                 drafted = tree.tokens_BN[rows, nodes]
-                q = _drawn_from(tree, rows, nodes, p.vocab_size)
-                after, mass_R = p.excess(q, share_R)
-                left_R = mass_R + 1 - share_R
-                judge(depth, rows, torch.where(left_R > 0, mass_R / left_R, 1.0), after)
+                q = drawn_from(tree, rows, nodes[:, None], p.vocab_size)
+                after, stays_R = rest_of(p, q, share_R)
+                judge(depth, rows, stays_R, after)
                 # p may be on a device and q on the host
                 ratio_R = p.prob(drafted).double().cpu() / q.prob(drafted).double().cpu()
                 share_R = (share_R * ratio_R).clamp(max=1.0)
@@ -103,18 +102,18 @@ def _chain(children: dict[int, list[int]]) -> list[int]:
     while node in children:
         if len(children[node]) > 1:
             raise UnsupportedProposal(
-                "Rule 'block' verifies chains, and this draft branches: give --draft-length in "
-                "place of a tree (--drafter-option KIND.length=N for a drafter behind the first "
-                "that A+B joins), or use --rule rejection."
+                "Rule 'block' verifies chains, and this draft branches: use --rule traversal, or "
+                "give --draft-length in place of a tree (--drafter-option KIND.length=N for a "
+                "drafter behind the first that A+B joins)."
             )
         (node,) = children[node]
         chain.append(node)
     return chain
 
 
-def _drawn_from(tree: DraftTree, rows: np.ndarray, nodes: np.ndarray, vocab_size: int) -> Law:
-    """The laws that these nodes were drawn from: of opaque ones, a point mass each."""
-    if tree.proposal is Proposal.OPAQUE:
-        return Law.point(tree.tokens_BN[rows, nodes], vocab_size)
-    assert tree.q is not None and tree.q_rows_BN is not None
-    return tree.q.take(tree.q_rows_BN[rows, nodes])
+def rest_of(p: NodeLaw, q: Law, share_R: Tensor) -> tuple[NodeLaw, Tensor]:
+    """What is left of a share of p behind a refused draft from q: (norm(max(share p - q, 0)), its
+    own share [R])."""
+    after, mass_R = p.excess(q, share_R)
+    left_R = mass_R + 1 - share_R
+    return after, torch.where(left_R > 0, mass_R / left_R, 1.0)

@@ -193,7 +193,7 @@ def bias_warning(*biases: float | None) -> str | None:
     return None
 
 
-LOSSLESS_RULES = ("match", "rejection", "block")
+LOSSLESS_RULES = ("match", "rejection", "block", "traversal")
 """The lossless verification rules, by name."""
 LOSSY_RULES = ("typical",)
 """Those that change the output distribution."""

@@ -63,8 +63,8 @@ class DecodeOptions:
     verifier_sampler: Sampler | None = None
     """Makes the laws that the rule reads; None: `sampler`, which drafters always follow."""
     rule: str | Rule = "auto"
-    """`match`, `rejection`, `block`, or `auto`: rejection where the draft brings its q, else match.
-    `typical` changes the law (see `core/lossy_rules.py`) and wants `allow_lossy`."""
+    """`match`, `rejection`, `block`, `traversal`, or `auto`: rejection where the draft brings its
+    q, else match. `typical` changes the law (`core/lossy_rules.py`) and wants `allow_lossy`."""
     shape: TreeShape | None = None
     """Shape of the draft; None: the drafter's default."""
     policy: LengthPolicy | None = None

@@ -269,7 +269,8 @@ class Generator:
         drafter_options: fields of the drafter's `Config`, where `drafter` is a name.
         shape: the draft's shape, such as `TreeShape.chain(4)`; None: the drafter's default.
         policy: chooses the draft length per row and step; None: always the shape's.
-        rule: `auto`, `match`, `rejection`, `block`, a lossy or installed one, or a `Rule`.
+        rule: `auto`, `match`, `rejection`, `block`, `traversal`, a lossy or installed one, or a
+            `Rule`.
         allow_lossy: leave to use a rule that changes the output distribution.
         dtype: as for `load_target`, like those below; only where `target` is a name.
         device: where the model runs.

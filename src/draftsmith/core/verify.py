@@ -6,8 +6,8 @@ chooses a child to descend to, or a token of the target's own to stop with:
     root --p0--> n0 --p1--> n2 --p2--> stop        path n0 n2, next token from the law at n2
          `-> n1                                     (three laws were looked at, not one per node)
 
-Two lossless rules cover everything, and a third, `core/block_rule.py`, accepts more of sampled
-chains:
+Two lossless rules cover everything; `core/block_rule.py` and `core/traversal_rule.py` accept more
+of chains and trees that were drawn:
 
 * `Match` draws x from p and descends while some child holds x. Exact for any proposal, and the text
   is the very text that plain decoding gives for the same seed.
@@ -230,7 +230,10 @@ class Rejection(Descent):
             kids = np.array([node.children[r][sibling] for r in alive])
             rows = node.rows[alive]
             drafted = torch.from_numpy(tokens[rows, kids])
-            q = self._q(tree, node, alive, sibling)
+            q = None
+            if tree.proposal is not Proposal.OPAQUE:  # a point mass: `without` takes it away, too
+                drawn_RS = np.array([node.children[r][: sibling + 1] for r in alive])
+                q = drawn_from(tree, rows, drawn_RS, law.vocab_size)
             prob = law.prob(drafted)
             if q is not None:
                 prob = prob / q.prob(drafted).to(prob)
@@ -247,22 +250,6 @@ class Rejection(Descent):
             alive = alive[rest]
             sibling += 1
 
-    @staticmethod
-    def _q(tree: DraftTree, node: Node, alive: np.ndarray, sibling: int) -> Law | None:
-        """The law that this sibling was drawn from; None for a point mass (opaque children)."""
-        if tree.proposal is Proposal.OPAQUE:
-            return None
-        assert tree.q is not None and tree.q_rows_BN is not None
-        rows = node.rows[alive]
-        kids = [node.children[r] for r in alive]
-        q_rows = tree.q_rows_BN.numpy()[rows, [k[sibling] for k in kids]]
-        q = tree.q.take(q_rows)
-        if tree.proposal is Proposal.WITHOUT_REPLACEMENT:
-            tokens = tree.tokens_BN.numpy()
-            for earlier in range(sibling):
-                q = q.without(torch.from_numpy(tokens[rows, [k[earlier] for k in kids]]))
-        return q
-
     def precompute(self, law: Law, children: Callable[[], Children]) -> VerifierInputs:
         """Every child's p / q as if none before it had stayed."""
         below, scores = children(), []
@@ -275,6 +262,20 @@ class Rejection(Descent):
             if q is not None and below.distinct:
                 q = q.without(tokens_P)
         return VerifierInputs(last=law, score_PS=torch.stack(scores, dim=1))
+
+
+def drawn_from(tree: DraftTree, rows: np.ndarray, siblings_RS: np.ndarray, vocab_size: int) -> Law:
+    """[R] the laws that the last of these siblings, in the order of their draws, was drawn from: of
+    an opaque one, a point mass."""
+    *earlier, last = siblings_RS.T
+    if tree.proposal is Proposal.OPAQUE:
+        return Law.point(tree.tokens_BN[rows, last], vocab_size)
+    assert tree.q is not None and tree.q_rows_BN is not None
+    q = tree.q.take(tree.q_rows_BN.numpy()[rows, last])
+    if tree.proposal is Proposal.WITHOUT_REPLACEMENT:
+        for nodes in earlier:
+            q = q.without(tree.tokens_BN[rows, nodes])
+    return q
 
 
 def holding(tree: DraftTree, node: Node, wanted: np.ndarray) -> np.ndarray:

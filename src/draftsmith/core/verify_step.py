@@ -9,7 +9,7 @@ nodes, and reaches the host together with the tree, in one transfer:
 
 Penalties want each node's history, hence the tokens of the tree on the host: with them the tree
 comes first, and the walk makes laws as on a CPU. So it is with a rule that can compute nothing
-before it walks (`block`).
+before it walks (`block`, `traversal`).
 
 Shape letters: P places (root and nodes of all rows, row by row), S siblings.
 """
@@ -30,6 +30,7 @@ from draftsmith.core.block_rule import Block
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler, require_finite
 from draftsmith.core.transfer import to_device
+from draftsmith.core.traversal_rule import Traversal
 from draftsmith.core.trees import depths, geometry, on_host
 from draftsmith.core.types import PADDING, DraftTree, Proposal, Verdict
 from draftsmith.core.verify import (
@@ -63,6 +64,7 @@ _BUILT_IN: dict[str, Callable[[], Rule]] = {
     "match": Match,
     "rejection": Rejection,
     "block": Block,
+    "traversal": Traversal,
     "typical": _typical,
 }
 

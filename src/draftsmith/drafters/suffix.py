@@ -177,8 +177,8 @@ class Suffix(Remembering[Row]):
 
     A request's output is remembered once its rows are gone, when the next request begins or goes
     on. What is drafted depends on what is remembered; the law of outputs does not, and under the
-    rule `match` neither does any output. Under `rejection` and `block` the same seed may give
-    another draw from that law.
+    rule `match` neither does any output. Under other rules the same seed may give another draw
+    from that law.
     """
 
     @dataclass(frozen=True, kw_only=True)
