@@ -61,6 +61,50 @@ def test_an_option_that_would_do_nothing_is_refused(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("prompt_lookup", {"draft_length": 4}, "--drafter-option length and --draft-length"),
+        ("prompt_lookup", {"draft_length": "auto"}, "--drafter-option length and --draft-length"),
+        ("recycling", {"draft_tree": "2,1"}, "--drafter-option length and --draft-tree"),
+    ],
+)
+def test_a_length_is_said_once(name: str, options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        opened(name, **options, drafter_option=("length=3",))
+    with pytest.raises(InputError, match=sentence):
+        opened("none", name, **options, drafter_option=(f"{name}.length=3",))
+
+
+def test_a_proposal_is_said_once(models: Path, command: Command) -> None:
+    words = ["--target", models / "target", "--drafter", models / "draft", "--prompt", "x"]
+    words += ["--draft-proposal", "greedy", "--drafter-option", "proposal=sampled"]
+    refused(command("generate", *words), 2, "proposal and --draft-proposal exclude each other")
+
+
+def test_a_later_part_of_a_cascade_has_a_length_of_its_own() -> None:
+    options = ("recycling.length=2",)
+    (arm,) = opened("suffix+recycling", draft_length=4, drafter_option=options)
+    assert arm.used_shape == TreeShape.chain(4)
+    with pytest.raises(InputError, match=r"suffix\.length and --draft-length"):
+        opened("suffix+recycling", draft_length=4, drafter_option=("suffix.length=2",))
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("suffix+runs/draft", "runs/draft"), ("prompt_lookup+", ""), ("zz+none", "zz")],
+)
+def test_the_part_of_a_cascade_that_is_no_drafter_is_named(name: str, part: str) -> None:
+    with pytest.raises(InputError, match=f"its part '{part}' is no drafter .*KIND:FOLDER"):
+        load_drafter(name)
+
+
+@pytest.mark.parametrize("options", [("length=3", "length=4"), ("min-match=1", "min_match=1")])
+def test_an_option_that_is_given_twice_is_refused(options: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="is given twice"):
+        DraftingConfig(drafter_option=options).validate()
+
+
 def test_the_advice_is_good() -> None:
     (arm,) = opened("lookahead", draft_length=10, drafter_option=("ngram=11",))
     assert arm.used_shape == TreeShape.chain(10)

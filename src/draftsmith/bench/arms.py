@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftsmith.bench.loops import StepCounts, count_outside, in_loops
 from draftsmith.bench.records import PhaseSeconds
+from draftsmith.config import require
 from draftsmith.core.cache import Block, KVCache
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm, DraftCounts, Generator
@@ -266,7 +267,8 @@ def open_drafters(
 
     Raises:
         InputError: an option that no drafter here can follow (one that some can is for those), an
-            option of a drafter that only training reads, or a draft longer than the context.
+            option of a drafter that only training reads or that a flag takes the place of, or a
+            draft longer than the context.
     """
     alone = len(names) == 1
     shaping = options.draft_length is not None or options.draft_tree is not None
@@ -275,6 +277,9 @@ def open_drafters(
     out: list[Arm] = []
     for name in names:
         assignments = options.assignments(name, alone=alone)
+        flag = "--draft-length" if options.draft_tree is None else "--draft-tree"
+        own = options.own_length(name, alone=alone) if shaping else None
+        require(own is None, f"--drafter-option {own} and {flag} exclude each other: give one")
         drafter = _load(name, assignments, options.draft_proposal)
         drafter.bind(target)
         label = portable_text(name)  # records name no folder outside the current one
@@ -312,6 +317,8 @@ def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafte
             )
     if proposal is None or proposal_of(drafter) is None:
         return drafter
+    twice = "--drafter-option proposal and --draft-proposal exclude each other: give one"
+    require("proposal" not in option_keys(assignments), twice)
     return load_drafter(name, [*assignments, f"proposal={proposal}"])
 
 

@@ -117,6 +117,9 @@ class TuneConfig(Configuration):
             flag = f"--{name.replace('_', '-')}"
             free = getattr(self.drafting, name) is None
             require(free, f"{flag} is what tune finds out: leave it out")
+        for drafter in drafters:
+            own = self.drafting.own_length(drafter, alone=len(drafters) == 1)
+            require(own is None, f"--drafter-option {own} is what tune finds out: leave it out")
         self.drafting.check_assignments(drafters)
         require(bool(self.suite.strip()), "--suite must name a prompt file")
         each_at_least(1, self, "limit")

@@ -16,10 +16,10 @@ from draftsmith.config import (
     parse_bytes,
     parse_list,
     require,
-    short,
 )
 from draftsmith.core.config import check_seed, parse_temperatures
 from draftsmith.data.text import TextConfig
+from draftsmith.drafters.config import check_options
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -460,9 +460,7 @@ class DistillConfig(RunConfig):
             require(self.prompts is None, "--prompts is for --online; a store has its own")
             each_unused("--online", self.bad_prompts, "on_bad_prompt")
             each_unused("--online", self, "on_policy", "prompts_per_step", "max_new_tokens")
-        for text in self.drafter_option:
-            good = bool(text.partition("=")[1] and text.partition("=")[0].strip())
-            require(good, f"--drafter-option must be KEY=VALUE, got {short(text)}")
+        check_options(self.drafter_option)
         if not self.text:
             each_unused("--text", self, "text_share", "text_logprobs")
         if not self.loads_target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,6 +88,18 @@ def drafter_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 
+def check_options(assignments: Sequence[str]) -> None:
+    """Raise `InputError` for a --drafter-option that is not KEY=VALUE, or says again what another
+    one has said."""
+    known: set[str] = set()
+    for text in assignments:
+        key, equals, _ = text.partition("=")
+        key = key.strip().replace("-", "_")
+        require(bool(equals and key), f"--drafter-option must be KEY=VALUE, got {short(text)}")
+        require(key not in known, f"--drafter-option {key} is given twice: leave one out")
+        known.add(key)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftingConfig(Configuration):
     """What is drafted and how it is verified; left out, the drafter's own defaults hold."""
@@ -160,6 +173,13 @@ class DraftingConfig(Configuration):
                 mine.append(text)
         return tuple(mine)
 
+    def own_length(self, drafter: str, *, alone: bool) -> str | None:
+        """The option for `drafter` that says how long its drafts are; None: there is none. A part
+        of a cascade behind the first keeps a length of its own, whatever the flags say."""
+        first = drafter_parts(cascade_parts(drafter)[0])[0]
+        keys = [one.partition("=")[0].strip() for one in self.assignments(drafter, alone=alone)]
+        return next((key for key in keys if key in ("length", f"{first}.length")), None)
+
     def check_assignments(self, drafters: tuple[str, ...]) -> None:
         """With several drafters every --drafter-option says which one it is for."""
         kinds = {drafter_parts(part)[0] for drafter in drafters for part in cascade_parts(drafter)}
@@ -205,7 +225,4 @@ class DraftingConfig(Configuration):
                 f"--draft-proposal {self.draft_proposal} does nothing: leave it out, or give a "
                 "tree of fixed shape, such as 4,2,1",
             )
-        for text in self.drafter_option:
-            key, equals, _ = text.partition("=")
-            good = bool(equals and key.strip())
-            require(good, f"--drafter-option must be KEY=VALUE, got {short(text)}")
+        check_options(self.drafter_option)

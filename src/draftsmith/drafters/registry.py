@@ -105,6 +105,13 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         )
     if len(cascade_parts(spec)) > 1:
         raise InputError(f"--drafter {spec!r}: each part of a cascade learns by itself; name one.")
+    joined = spec.split("+")
+    odd = [one for one in joined if one.partition(":")[0] not in kinds()]
+    if kind not in kinds() and 0 < len(odd) < len(joined):
+        raise InputError(
+            f"--drafter {spec!r}: its part {odd[0]!r} is no drafter (one with weights is written "
+            f"KIND:FOLDER){nearest(odd[0], kinds())}."
+        )
     if kind not in kinds() and (os.sep in spec or os.path.isdir(spec)):
         what = "has no config.json" if os.path.isdir(spec) else "does not exist"
         raise InputError(
