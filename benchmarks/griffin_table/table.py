@@ -1,7 +1,7 @@
 """The table of the GRIFFIN paper (arXiv 2502.11018, Table 1) on SmolLM2-135M-Instruct.
 
     python benchmarks/smollm2/train.py --out runs/drafters \\
-        --kinds hass,griffin,eagle,fspad,eagle3,medusa,sps
+        --kinds hass,griffin,eagle,fspad,eagle3,medusa,parallel,sps
     python benchmarks/griffin_table/table.py --drafters runs/drafters --out runs/griffin
 
 Every method decodes MT-bench (both turns), HumanEval and GSM8K at temperature 0 and 1, in the tree
@@ -46,6 +46,7 @@ from draftsmith.data.suites import load_prompts
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.recycling import Recycling
 from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import machine_summary, read_json, write_json_atomic, write_text_atomic
 from draftsmith.targets.config import ModelConfig
@@ -76,6 +77,7 @@ METHODS = {
     "PLD": Method(drafter="prompt_lookup", shape=TreeShape.chain(10)),
     "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape),
     "suffix": Method(drafter="suffix", shape=TreeShape.chain(10)),
+    "recycling": Method(drafter="recycling", shape=Recycling().default_shape),
     "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5)),
     "Medusa": Method(drafter="medusa:{medusa}", shape=Medusa.default_shape),
     "Medusa (typical)": Method(
@@ -87,6 +89,7 @@ METHODS = {
     "FSPAD": Method(drafter="fspad:{fspad}", shape=DYNAMIC),
     "HASS": Method(drafter="hass:{hass}", shape=DYNAMIC),
     "GRIFFIN": Method(drafter="griffin:{griffin}", shape=DYNAMIC),
+    "parallel": Method(drafter="parallel:{parallel}", shape=DYNAMIC),
 }
 """PLD's ten tokens, Medusa's and EAGLE's trees are those of their papers and released code; a draft
 model (SpS) drafts chains of five. Typical acceptance changes the law."""
@@ -222,7 +225,7 @@ class Table:
         print(text)
 
 
-KINDS = ("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin")
+KINDS = ("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin", "parallel")
 PLAIN = str.maketrans({" ": "-", "(": "", ")": ""})
 CHOOSING = ("tokens_per_step", "tokens_per_step_t1", "acceptance")
 """Held-out figures of a training; it has the last, or the others."""
