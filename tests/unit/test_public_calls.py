@@ -407,6 +407,12 @@ def test_the_tokens_of_a_result_are_pythons_integers() -> None:
     assert json.loads(json.dumps([made.prompt_tokens, made.token_ids]))[0] == [1, 2]
 
 
+@pytest.mark.parametrize("params", [5, None, {"temperature": 0}])
+def test_steps_take_sampling_params(params: Any) -> None:
+    with pytest.raises(InputError, match="params must be a SamplingParams"):
+        Generator(target(), lookup()).steps([[1]], params)
+
+
 def test_a_prediction_is_missing() -> None:
     with pytest.raises(InputError, match=r"2 prompts.*predictions"):
         draftsmith.generate(
@@ -428,13 +434,15 @@ def test_what_is_loaded_has_a_name(load: str, value: Any) -> None:
         "attn_implementation": [5, ["sdpa"]],
         "revision": [5],
         "trust_remote_code": ["no", 1],
+        "compile": ["no", 1, None],
+        "weights": ["int5", None],
     }
 )
 @pytest.mark.parametrize("load", [draftsmith.load_target, Generator])
 def test_how_a_model_is_loaded_is_said_in_words(
     load: Callable[..., object], name: str, value: Any
 ) -> None:
-    with pytest.raises(InputError, match=f"{name} must be a (str, such as|bool)"):
+    with pytest.raises(InputError, match=f"{name} must be (a str, such as|a bool|one of auto)"):
         load(str(TARGET), **{name: value})
 
 

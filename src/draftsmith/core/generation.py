@@ -369,7 +369,7 @@ class Generator:
             LossyRule, UnsupportedProposal: see `draftsmith.core.verify.check_rule`.
         """
         params = SamplingParams() if params is None else params
-        require_kind("params", params, SamplingParams)
+        options = self.decode_options(params)
         require_kind("raw", raw, bool)
         self._bind()
         ids = [_prompt_tokens(one, i, self.target, raw) for i, one in enumerate(_as_list(prompts))]
@@ -391,7 +391,7 @@ class Generator:
             self.target,
             self.drafter,
             [prompt for prompt in ids for _ in range(params.n)],
-            self.decode_options(params),
+            options,
             batch_size=batch_size,
             predictions=[one for one in expected for _ in range(params.n)],
             on_step=on_step,
@@ -430,11 +430,12 @@ class Generator:
         Raises:
             InputError: `max_tokens` is None and the target has no limit.
         """
+        sampler = Sampler.from_params(params)  # checks what they are
         most = self.target.max_length if params.max_tokens is None else params.max_tokens
         if most is None:
             raise InputError(f"{self.target.name} has no limit of its own: give max_tokens.")
         return DecodeOptions(
-            sampler=Sampler.from_params(params),
+            sampler=sampler,
             max_new_tokens=most,
             rule=self._rule,
             shape=self._shape,

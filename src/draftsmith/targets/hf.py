@@ -33,7 +33,7 @@ from draftsmith.errors import (
 from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
-from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.config import ModelConfig, check_weights
 from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
 from draftsmith.targets.graphs import CudaCapture, Graphs
 from draftsmith.targets.native.engine import FORMATS, Engine, Stored, too_large, why_not
@@ -506,7 +506,7 @@ def load_target(
     """Load a model folder or hub id with its tokenizer (or for token ids only).
 
     Raises:
-        InputError: unknown dtype or device.
+        InputError: unknown dtype, device or format of weights.
         BackendError: the folder is missing or unreadable, or holds parts of two models.
         UnsupportedModel: the architecture cannot be decoded exactly.
     """
@@ -518,6 +518,8 @@ def load_target(
     if revision is not None:
         require_kind("revision", revision, str, ", such as a branch or tag")
     require_kind("trust_remote_code", trust_remote_code, bool)
+    require_kind("compile", compile, bool)
+    check_weights(weights)
     name = os.fspath(name)
     title, stored = Path(name).name or name, None
     file = gguf_file(name)
