@@ -176,6 +176,21 @@ def test_a_token_has_one_bias() -> None:
         parse("generate", [*BASE["generate"], "--logit-bias", "7:1,8:2,07:3"]).validate()
 
 
+@pytest.mark.parametrize(
+    ("verb", "words", "sentence"),
+    [
+        ("pretrain", "--long-share 0.5", "--long-share does nothing without --long-block-length"),
+        ("distill", "--decay-share 0.5", "--decay-share does nothing without --schedule stable"),
+        ("pretrain", "--hold-out 0.1 --eval-text b", "--hold-out and --eval-text exclude"),
+        ("pretrain", "--tokenizer T --vocab-size 500", "leave it out with --tokenizer"),
+        ("pretrain", "--learning-rate 1e-7", "at least --min-learning-rate, which is 1e-06"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(verb: str, words: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        parse(verb, [*BASE[verb], *words.split()]).validate()
+
+
 def test_every_kind_of_flag_is_tried() -> None:
     flags = [flag for cls in verbs().values() for flag in flags_of(cls).values()]
     assert len(flags) > 400

@@ -46,6 +46,8 @@ class TextConfig(Configuration):
     def validate(self) -> None:
         require(bool(self.text), "--text must name at least one file or folder")
         require(0 <= self.hold_out < 1, "--hold-out must be at least 0 and less than 1")
+        alone = not (self.hold_out and self.eval_text)
+        require(alone, "--hold-out and --eval-text exclude each other: give one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,6 +73,10 @@ class ArchitectureConfig(Configuration):
         whole = self.vocab_subset is None or self.tokenizer is not None
         require(whole, "--vocab-subset needs --tokenizer")
         each_at_least(300, self, "vocab_size")
+        require(
+            self.tokenizer is None or self.vocab_size == ArchitectureConfig.vocab_size,
+            "--vocab-size is for a tokenizer that is trained: leave it out with --tokenizer",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,10 @@ class ScheduleConfig(Configuration):
         )
         require(0 < self.long_share <= 1, "--long-share must be above 0 and at most 1")
         require(0 < self.decay_share <= 1, "--decay-share must be above 0 and at most 1")
+        if self.long_block_length is None:
+            each_unused("--long-block-length", self, "long_share")
+        if self.schedule != "stable":
+            each_unused("--schedule stable", self, "decay_share")
         Duration.parse(self.duration)
         for name in ("min_learning_rate", "learning_rate", "weight_decay"):
             rate = getattr(self, name)
@@ -138,7 +146,8 @@ class ScheduleConfig(Configuration):
             require(good, f"--{name.replace('_', '-')} must be 0 or more, got {rate}")
         require(
             self.min_learning_rate <= self.learning_rate,
-            "--min-learning-rate must be at most --learning-rate",
+            f"--learning-rate {self.learning_rate:g} must be at least --min-learning-rate, which "
+            f"is {self.min_learning_rate:g}",
         )
         # AdamW moves a weight by about the rate, and shrinks it by its product with the decay
         for name, step in (
