@@ -24,6 +24,7 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import Signals
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.hf import HFTarget
 
 PARENTS = (-1, -1, -1, 0, 0, 1, 3, 5, 6, 6)
@@ -280,3 +281,25 @@ def test_a_row_does_not_depend_on_its_neighbours(name: str, build_pair: Build) -
     for b, text in enumerate(prompts()):
         alone = tree_logits(target, target.new_cache(1, 64), [text], tokens[b : b + 1])
         torch.testing.assert_close(together[b], alone[0], rtol=0, atol=1e-9)
+
+
+REFUSES_FIXED_WIDTH = {
+    *("qwen2moe-window", "qwen3moe", "mixtral-window", "phimoe-window", "olmoe"),
+    *("deepseek-v2", "deepseek-v3", "gemma2-window-softcap", "gpt-oss-window-sinks"),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.every(3)
+def test_forwards_of_fixed_width_give_the_same_logits(name: str, build_pair: Build) -> None:
+    """Ragged rows and trees in pieces of 8; or a refusal, of experts and written-out sums."""
+    _, model = build_pair(config_of(name))
+    usual, _ = two_steps(HFTarget(model))
+    if name in REFUSES_FIXED_WIDTH:
+        with pytest.raises(UnsupportedModel, match="cannot keep --fixed-width: its"):
+            HFTarget(model, fixed_width=8)
+        return
+    fixed, _ = two_steps(HFTarget(model, fixed_width=8))
+    for ours, theirs in zip(fixed, usual, strict=True):
+        bound = (1e-5 if name in ROUNDS_INSIDE else 1e-9) * float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)

@@ -18,30 +18,32 @@ EXPECTED = {
     """,
     "chat": """
         --acceptance --attn-implementation --debug --device --draft-length --draft-proposal
-        --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json --logit-bias
-        --max-new-tokens --min-p --no-compile --presence-penalty --repetition-penalty --revision
-        --rule --seed --system --target --temperature --top-k --top-p --trust-remote-code --weights
+        --draft-tree --drafter --drafter-option --dtype --fixed-width --frequency-penalty --json
+        --logit-bias --max-new-tokens --min-p --no-compile --presence-penalty --repetition-penalty
+        --revision --rule --seed --system --target --temperature --top-k --top-p --trust-remote-code
+        --weights
     """,
     "generate": """
         --acceptance --attn-implementation --batch-size --debug --device --draft-length
-        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --max-new-tokens --min-p --no-compile --presence-penalty --prompt
-        --prompts --raw --repetition-penalty --revision --rule --seed --stop --stream --target
-        --temperature --top-k --top-p --trust-remote-code --weights
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --fixed-width
+        --frequency-penalty --json --limit --logit-bias --max-new-tokens --min-p --no-compile
+        --presence-penalty --prompt --prompts --raw --repetition-penalty --revision --rule --seed
+        --stop --stream --target --temperature --top-k --top-p --trust-remote-code --weights
     """,
     "bench": """
         --acceptance --attn-implementation --batch-size --debug --device --draft-length
-        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --max-new-tokens --min-p --no-compile --no-hf-baseline --out
-        --perplexity --presence-penalty --repeats --repetition-penalty --revision --rule --seed
-        --suite --target --temperature --top-k --top-p --trust-remote-code --warmup --weights
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --fixed-width
+        --frequency-penalty --json --limit --logit-bias --max-new-tokens --min-p --no-compile
+        --no-hf-baseline --out --perplexity --presence-penalty --repeats --repetition-penalty
+        --revision --rule --seed --suite --target --temperature --top-k --top-p --trust-remote-code
+        --warmup --weights
     """,
     "tune": """
         --acceptance --attn-implementation --batch-sizes --debug --device --draft-length
-        --draft-proposal --draft-tree --drafter --drafter-option --dtype --frequency-penalty --json
-        --limit --logit-bias --longest --max-new-tokens --min-p --no-compile --out
-        --presence-penalty --repetition-penalty --revision --rule --seed --suite --target
-        --temperature --top-k --top-p --trust-remote-code --weights
+        --draft-proposal --draft-tree --drafter --drafter-option --dtype --fixed-width
+        --frequency-penalty --json --limit --logit-bias --longest --max-new-tokens --min-p
+        --no-compile --out --presence-penalty --repetition-penalty --revision --rule --seed --suite
+        --target --temperature --top-k --top-p --trust-remote-code --weights
     """,
     "doctor": """
         --debug --json
@@ -58,9 +60,10 @@ EXPECTED = {
     """,
     "collect": """
         --attn-implementation --backend --batch-size --beams --debug --device --dtype --features
-        --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes --max-new-tokens
-        --no-compile --on-bad-prompt --out --prompts --ray --revision --samples --seed --shard-size
-        --system --target --temperatures --top-k --top-p --trust-remote-code --weights --workers
+        --fixed-width --gold --json --length-penalty --limit --mass-gain --max-beams --max-bytes
+        --max-new-tokens --no-compile --on-bad-prompt --out --prompts --ray --revision --samples
+        --seed --shard-size --system --target --temperatures --top-k --top-p --trust-remote-code
+        --weights --workers
     """,
     "distill": """
         --aggregate --batch-tokens --beam-weights --beams --beta --betas --block-length --clip-norm
@@ -79,25 +82,25 @@ EXPECTED = {
     """,
     "live translate": """
         --agree --attn-implementation --bias --context --debug --device --dtype --final-bias
-        --format --json --language --mask-k --max-ratio --min-common --no-compile --no-shrink --out
-        --resync --revision --revision-bias --target --template --then --trim-full-stop
-        --trust-remote-code --unit --weights --whole-words
+        --fixed-width --format --json --language --mask-k --max-ratio --min-common --no-compile
+        --no-shrink --out --resync --revision --revision-bias --target --template --then
+        --trim-full-stop --trust-remote-code --unit --weights --whole-words
     """,
     "live make-stream": """
         --debug --json --lag --limit --out --references --rewrites --seed --source --unit
     """,
     "live replay": """
         --attn-implementation --bias --compare --context --debug --device --dtype --final-bias
-        --json --language --limit --mask --mask-k --max-ratio --min-common --no-compile --out
-        --resync --revision --revision-bias --stream --target --template --then --trim-full-stop
-        --trust-remote-code --weights
+        --fixed-width --json --language --limit --mask --mask-k --max-ratio --min-common
+        --no-compile --out --resync --revision --revision-bias --stream --target --template --then
+        --trim-full-stop --trust-remote-code --weights
     """,
     "live serve": """
         --agree --allow-origin --attn-implementation --bias --context --debug --device --dtype
-        --final-bias --host --json --keep-seconds --language --mask-k --max-ratio --min-common
-        --no-compile --per-address --port --resync --revision --revision-bias --sessions --target
-        --template --then --token --trim-full-stop --trust-remote-code --unit --weights
-        --whole-words
+        --final-bias --fixed-width --host --json --keep-seconds --language --mask-k --max-ratio
+        --min-common --no-compile --per-address --port --resync --revision --revision-bias
+        --sessions --target --template --then --token --trim-full-stop --trust-remote-code --unit
+        --weights --whole-words
     """,
     "live make-examples": """
         --debug --form --json --language --limit --out --pairs --prefixes --seed --source-unit

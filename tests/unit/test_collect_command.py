@@ -287,14 +287,14 @@ def test_a_store_is_not_continued_with_other_options(tmp_path: Path, collect: Co
     assert "samples is 2 there and 3 here" in said
 
 
-@pytest.mark.parametrize("engine", ["--no-compile", "--weights bf16"])
+@pytest.mark.parametrize("engine", ["--no-compile", "--weights bf16", "--fixed-width 8"])
 def test_a_store_is_not_continued_with_other_weights(
     engine: str, tmp_path: Path, collect: Command
 ) -> None:
     """What the compiled engine computes in another format is another model."""
     collect(tmp_path / "store", "--samples", "2")
     said = collect(tmp_path / "store", "--samples", "2", *engine.split(), code=2)
-    assert engine.split()[-1].removeprefix("--no-") in said
+    assert engine.split()[0].removeprefix("--").removeprefix("no-").replace("-", "_") in said
 
 
 def test_hidden_states_come_when_asked(tmp_path: Path, collect: Command) -> None:

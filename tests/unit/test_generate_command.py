@@ -316,3 +316,44 @@ def test_adaptive_length_grows_by_two_and_shrinks_by_one() -> None:
     assert after(1, 0) == 1
     assert after(8, 8) == policy.max_length == 9
     assert after(0, 0) == 5  # there was nothing to draft: that says nothing about acceptance
+
+
+def test_json_says_that_a_fixed_width_is_exact(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "generate",
+        "a b",
+        "--target",
+        str(models / "target"),
+        "--max-new-tokens",
+        "3",
+        "--json",
+    ]
+    for dtype in ("float16", "float32"):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, "--no-compile", "--fixed-width", "4", "--dtype", dtype])
+        assert end.value.code == 0
+        payload = json.loads(capsys.readouterr().out)
+        assert payload["exact"] and payload["engine"] == "transformers, fixed width 4"
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, "--fixed-width", "4", "--no-compile", "--drafter", "prompt_lookup"])
+    assert end.value.code == 2
+    assert "--fixed-width 4 is narrower than a step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fixed-width", "0"], "must be 1 to 4096 tokens, got 0"),
+        (["--fixed-width", "4097"], "must be 1 to 4096 tokens, got 4097"),
+        (["--fixed-width", "8", "--attn-implementation", "eager"], "leave out --attn-impl"),
+    ],
+)
+def test_a_fixed_width_that_cannot_be_is_refused(
+    models: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "a b", "--target", str(models / "target"), *words])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err

@@ -348,7 +348,7 @@ def losslessness_sentences(report: BenchReport) -> list[str]:
             )
     if report.exact and not lossy:
         out.append(
-            f"The engine ({report.engine}) computes equal logits, bit for bit, in forwards of "
+            f"The engine ({report.engine}) computes equal logits, bit for bit, in steps of "
             "every width, batch and tree: drafts cannot change a token by rounding."
         )
     elif report.dtype in HALF and not lossy:

@@ -91,7 +91,8 @@ def run(options: CollectOptions) -> dict[str, Any]:
         | {"dtype": model.dtype, "attn_implementation": model.attn_implementation}
         # other models, in effect; said where it is so, because stores are older than these options
         | ({"weights": model.weights} if model.weights != "auto" else {})
-        | ({} if model.compile else {"compile": False}),
+        | ({} if model.compile else {"compile": False})
+        | ({} if model.fixed_width is None else {"fixed_width": model.fixed_width}),
         prompts_sha256=digest([[r.prompt_id, r.prompt, r.references] for r in requests]),
     )
     if settings.top_k is not None and settings.top_k > config.vocab_size:

@@ -167,7 +167,10 @@ def run(options: GenerateOptions) -> dict[str, Any]:
     if total.acceptance_rate is not None:
         said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
     notes.print(said + (f"; {lossy}" if lossy else ""), soft_wrap=True)
-    return {"results": results} | ({"lossy": lossy} if lossy else {})
+    how = {}
+    if options.model.fixed_width is not None:  # what it was asked for
+        how = {name: getattr(target, name) for name in ("engine", "exact")}
+    return {"results": results} | how | ({"lossy": lossy} if lossy else {})
 
 
 def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:

@@ -8,8 +8,9 @@ soft-cap, and eager with boolean masks would be silently wrong.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,6 +110,28 @@ def attend_fused(
     return out[:, :, :tokens]
 
 
+def attend_by_branches(
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    query_1HTD: Tensor,
+    key_BHSD: Tensor,
+    value_BHSD: Tensor,
+    block: Block,
+    window: int | None,
+) -> Tensor:
+    """All queries over the keys of one branch after the other, each by a call of one shape; every
+    token keeps what its own branch gave."""
+    out: Tensor | None = None
+    for branch in block.branches:
+        mask = branch.mask(window, block.view, query_1HTD)
+        given = attend(query_1HTD, branch.of(key_BHSD), branch.of(value_BHSD), mask)
+        if out is None:
+            out = given
+        else:
+            out[:, :, branch.tokens] = given[:, :, branch.tokens]
+    assert out is not None
+    return out
+
+
 def draftsmith_attention(
     module: nn.Module,
     query: Tensor,
@@ -139,15 +162,17 @@ def draftsmith_attention(
     assert isinstance(layer, int)
     keys, values = block.cache.extend(block, layer, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if block.eager or softcap is not None or s_aux is not None:
+        attend = partial(attend_reference, scale=scale, softcap=softcap, sinks_H=s_aux)
+    else:
+        attend = partial(attend_fused, scale=scale)
+    if block.branches:
+        out = attend_by_branches(attend, query, keys, values, block, windows[layer])
+        return out.transpose(1, 2).contiguous(), None
     mask = block.mask(windows[layer], query.dtype)
     if mask.shape[2] != query.shape[2]:  # Gemma 4: layers that share keys run the last tokens only
         mask = mask[:, :, -query.shape[2] :]
-    if block.eager or softcap is not None or s_aux is not None:
-        out = attend_reference(
-            query, keys, values, mask, scale=scale, softcap=softcap, sinks_H=s_aux
-        )
-    else:
-        out = attend_fused(query, keys, values, mask, scale=scale)
+    out = attend(query, keys, values, mask)
     return out.transpose(1, 2).contiguous(), None
 
 

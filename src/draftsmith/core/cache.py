@@ -49,6 +49,44 @@ class KVSpec:
         return sum(h * (k + v) for h, k, v in self.layers) * self.dtype.itemsize
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """One text among those that a forward of several texts goes on with, its keys in the order of
+    their positions: a path of a tree lies scattered over the columns of its row.
+
+    columns    committed a b c | r n0 n1 n2        path r n0 n2 of tokens 0 1 3 of the forward
+    order_S              0 1 2 | 3  4  6  7 ...    what token 3 sees is now one run, as if nothing
+    last_T               3  4  .  5                else had been drafted: positions 0 to 5
+    """
+
+    row: int
+    tokens: Tensor
+    """Which tokens of the forward are the branch's own."""
+    last_T: np.ndarray
+    """The last position that each token of the forward sees; 0 for those of other branches."""
+    order_S: Tensor | None
+    """The column of each position; None: column c holds position c."""
+    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def of(self, store_BHSD: Tensor) -> Tensor:
+        """[1, H, S, D]: its keys or values by position."""
+        own = store_BHSD[self.row : self.row + 1]
+        return own if self.order_S is None else own.index_select(2, self.order_S)
+
+    def mask(self, window: int | None, view: int, like: Tensor) -> Tensor:
+        """[1, 1, T, S] as `Block.mask`, over positions."""
+        key = (window, like.dtype)
+        if key not in self._masks:
+            position_S, last_T1 = np.arange(view), self.last_T[:, None]
+            allowed = position_S <= last_T1
+            if window is not None:
+                allowed &= position_S > last_T1 - window
+            mask = torch.zeros(allowed.shape, dtype=like.dtype, device=like.device)
+            mask.masked_fill_(to_device(~allowed, like.device), torch.finfo(like.dtype).min)
+            self._masks[key] = mask[None, None]
+        return self._masks[key]
+
+
 @dataclass(kw_only=True, slots=True)
 class Block:
     """The columns of one forward: where they are written, what they see, where they stand."""
@@ -68,6 +106,8 @@ class Block:
     see_BTC: np.ndarray | Tensor
     """Which staged columns each new token sees."""
     eager: bool = False
+    branches: tuple[Branch, ...] = ()
+    """Attention goes branch by branch; none: all rows together, each over its columns."""
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
     _index: tuple[Tensor, Tensor] | None = None
 

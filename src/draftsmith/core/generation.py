@@ -302,6 +302,7 @@ class Generator:
         weights: Weights = "auto",
         compile: bool = True,
         revision: str | None = None,
+        fixed_width: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         model = ModelConfig(
@@ -312,6 +313,7 @@ class Generator:
             weights=weights,
             compile=compile,
             revision=revision,
+            fixed_width=fixed_width,
             trust_remote_code=trust_remote_code,
         )
         if isinstance(target, (str, os.PathLike)):
@@ -321,7 +323,7 @@ class Generator:
             require(
                 model == ModelConfig(target=""),
                 f"{target.name} is loaded already: give dtype, device, attn_implementation, "
-                "weights, compile, revision and trust_remote_code to load_target.",
+                "weights, compile, revision, fixed_width and trust_remote_code to load_target.",
             )
         require_kind("drafter_options", drafter_options, Mapping, " of options to values")
         DecodeOptions(shape=shape, policy=policy, rule=rule, allow_lossy=allow_lossy)  # checks them

@@ -572,7 +572,7 @@ class CollectConfig(Configuration):
             each_unused("--beams auto", self, "max_beams", "mass_gain")
         if self.scale.backend == "vllm":  # it batches and chooses kernels by itself
             each_unused("--backend transformers", self, "batch_size")
-            names = ("device", "attn_implementation")
+            names = ("device", "attn_implementation", "fixed_width")
             each_unused("--backend transformers", self.model, *names)
         each_at_least(1, self, "limit", "batch_size")
         check_continuation(self)

@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from draftsmith.config import Configuration, require
+from draftsmith.config import Configuration, is_whole, require, short
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Attention = Literal["sdpa", "eager"]
 Weights = Literal["auto", "bf16", "w8a8", "int8", "int4"]
+MOST_WIDE = 4096
+"""Tokens of a forward of fixed width: a draft has no more nodes either."""
 
 
 def check_weights(weights: str) -> None:
     """InputError for a format of weights that there is not."""
     known = ", ".join(get_args(Weights))
     require(weights in get_args(Weights), f"weights must be one of {known}, got {weights!r}")
+
+
+def check_fixed_width(width: int | None) -> None:
+    """InputError for what is no number of tokens of a forward."""
+    require(
+        width is None or (is_whole(width) and 1 <= width <= MOST_WIDE),
+        f"--fixed-width must be 1 to {MOST_WIDE} tokens, got {short(width)}",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,9 @@ class ModelConfig(Configuration):
     compile: bool = True
     """Run models of the Llama family on a CPU in C++, which is built at first use; others, and
     machines without a C++ compiler, run transformers' code."""
+    fixed_width: int | None = None
+    """Run every forward of transformers' code by exactly this many tokens (16, say), so that drafts
+    change no greedy token in half precision either; the compiled engine needs no such thing."""
     trust_remote_code: bool = False
     """Run Python code that a hub model brings along: only if you have read that code."""
 
@@ -48,3 +61,9 @@ class ModelConfig(Configuration):
             f"--weights {self.weights}: only the compiled engine computes in it, so leave out "
             "--no-compile",
         )
+        require(
+            self.fixed_width is None or self.attn_implementation != "eager",
+            "--fixed-width: eager attention sums in another order over a longer cache, so leave "
+            "out --attn-implementation eager",
+        )
+        check_fixed_width(self.fixed_width)

@@ -33,7 +33,8 @@ from draftsmith.errors import (
 from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
-from draftsmith.targets.config import ModelConfig, check_weights
+from draftsmith.targets.config import ModelConfig, check_fixed_width, check_weights
+from draftsmith.targets.fixed import FixedWidth, gives_equal_bits, has_experts
 from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
 from draftsmith.targets.graphs import CudaCapture, Graphs
 from draftsmith.targets.native.engine import FORMATS, Engine, Stored, too_large, why_not
@@ -44,6 +45,7 @@ from draftsmith.targets.support import (
     MOST_LISTED,
     around_attention,
     context_of,
+    harmless_ids,
     probe,
     refuse_by_class,
     refuse_by_config,
@@ -125,6 +127,8 @@ _FORMS = {"bf16": "bfloat16"}
 
 LIMIT_BYTES = 2 << 30
 """Models whose weights come to more are not packed: the copy would be felt."""
+_LEAST_TRIED = 8
+"""Tokens that a fixed width is tried with, if it has not more itself."""
 _STEP = 4
 """Tokens per forward that the layout is chosen for."""
 
@@ -191,9 +195,11 @@ class HFTarget:
         stored: blocks of a GGUF file, which the engine takes as they are.
         sources: the files that the weights are from and still are: the engine keeps its own form of
             them for the next load.
+        fixed_width: see `ModelConfig`.
 
     Raises:
-        UnsupportedModel: its state cannot roll back, or its attention cannot take a tree.
+        UnsupportedModel: its state cannot roll back, or its attention cannot take a tree; or it
+            cannot keep a fixed width.
         BackendError: the tokenizer has tokens that the model does not, or its weights are broken.
     """
 
@@ -210,6 +216,7 @@ class HFTarget:
         compile: bool = False,
         stored: Stored | None = None,
         sources: Versions = (),
+        fixed_width: int | None = None,
     ) -> None:
         if attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -251,12 +258,30 @@ class HFTarget:
         self._engine = self._compiled(weights, compile, stored, sources, title)
         if self._engine is not None:
             self._spec = self._engine.spec
-        self._graphs = self._as_graphs() if compile else None
+        self.fixed_width = None if self._engine is not None else fixed_width
+        """Tokens of every forward, where that is what makes logits equal; None: it is not."""
+        self._fixed: FixedWidth | None = None
+        if self.fixed_width is not None:
+            if has_experts(self.config):
+                raise UnsupportedModel(
+                    f"{title} cannot keep --fixed-width: its experts multiply as many tokens at "
+                    "once as chose them, so leave it out."
+                )
+            if self._eager_only or attn_implementation == "eager":
+                raise UnsupportedModel(
+                    f"{title} cannot keep --fixed-width: its attention is written out (soft-caps, "
+                    "sinks or eager), and sums in another order over a longer cache. Leave it out."
+                )
+            self._fixed = FixedWidth(self._forward, self.fixed_width, whole=self._drops)
+        # a graph is captured after some forwards, and nobody promises that it has their kernels
+        self._graphs = self._as_graphs() if compile and self._fixed is None else None
         self._packed = PackedLinears(None if self._engine else model)
         self._logits = causal_head(model)
         self._use_attention(attention.NAME)
         if check:
             self_check(self, title)
+        if self.fixed_width is not None:
+            self._check_fixed_width(title)
 
     def _compiled(
         self,
@@ -296,6 +321,19 @@ class HFTarget:
             _log.warning("%s is not compiled, transformers runs it: %s", title, self.not_compiled)
         return None
 
+    def _check_fixed_width(self, title: str) -> None:
+        assert self.fixed_width is not None
+        count = max(self.fixed_width, _LEAST_TRIED)
+        count = count if self.max_length is None else min(count, self.max_length)
+        ids = harmless_ids(self.config.to_dict(), count)
+        if not gives_equal_bits(self, ids, self.fixed_width):
+            raise UnsupportedModel(
+                f"{title} cannot keep --fixed-width {self.fixed_width} here: a token gets other "
+                f"logits at another place of a forward, or before a longer cache, in "
+                f"{str(self.dtype).removeprefix('torch.')} on {self.device.type} with "
+                f"{self.attn_implementation} attention. Leave it out, or try another width."
+            )
+
     def _as_graphs(self) -> Graphs | None:
         """On a GPU, unless the model takes its block from around the forward."""
         if self.device.type != "cuda" or self._ambient or self.attn_implementation == "eager":
@@ -321,7 +359,7 @@ class HFTarget:
     @property
     def exact(self) -> bool:
         """Logits of a token are equal bit for bit, whatever else is in the forward."""
-        return self._engine is not None
+        return self._engine is not None or self._fixed is not None
 
     @property
     def compiled(self) -> Engine | None:
@@ -331,6 +369,8 @@ class HFTarget:
     @property
     def engine(self) -> str:
         """What runs its forwards: `transformers`, or the compiled engine with which weights."""
+        if self._fixed is not None:
+            return f"transformers, fixed width {self._fixed.width}"
         if self._engine is None:
             graphs = self._graphs is not None and self._graphs.why_not is None
             return "transformers, CUDA graphs" if graphs else "transformers"
@@ -361,6 +401,8 @@ class HFTarget:
                 out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
             return out
         tokens_BT = to_device(tokens_BT, self.device)
+        if self._fixed is not None:
+            return self._fixed.forward(tokens_BT, block, keep, signals)
         if self._graphs is not None:
             return self._graphs.forward(tokens_BT, block, keep, signals)
         return self._forward(tokens_BT, block, keep, signals)
@@ -502,11 +544,12 @@ def load_target(
     with_tokenizer: bool = True,
     weights: str = "auto",
     compile: bool = True,
+    fixed_width: int | None = None,
 ) -> HFTarget:
     """Load a model folder or hub id with its tokenizer (or for token ids only).
 
     Raises:
-        InputError: unknown dtype, device or format of weights.
+        InputError: unknown dtype, device or format of weights, or a width that is none.
         BackendError: the folder is missing or unreadable, or holds parts of two models.
         UnsupportedModel: the architecture cannot be decoded exactly.
     """
@@ -520,6 +563,7 @@ def load_target(
     require_kind("trust_remote_code", trust_remote_code, bool)
     require_kind("compile", compile, bool)
     check_weights(weights)
+    check_fixed_width(fixed_width)
     name = os.fspath(name)
     title, stored = Path(name).name or name, None
     file = gguf_file(name)
@@ -549,6 +593,7 @@ def load_target(
         compile=compile,
         stored=stored,
         sources=sources,
+        fixed_width=fixed_width,
     )
 
 
@@ -582,7 +627,7 @@ def open_target(model: ModelConfig, *, quiet: bool = False) -> BindableTarget:
     if model != plain:
         raise InputError(
             f"Target {name!r} is no transformers model: leave out attn_implementation, weights, "
-            "compile, revision and trust_remote_code."
+            "compile, fixed_width, revision and trust_remote_code."
         )
     load = load_plugin(TARGETS, kind, ())
     if not callable(load):
