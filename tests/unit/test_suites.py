@@ -293,6 +293,7 @@ _FOREVER = "{% for i in range(50000) %}{% for j in range(50000) %}"
         (f"{_FOREVER}x{{% endfor %}}{{% endfor %}}", "computes for more than 1 s"),
         (f"{_FOREVER}{{% endfor %}}{{% endfor %}}", "computes for more than 1 s"),
         ("{{ lipsum(n=90000) }}", "computes for more than 1 s"),
+        ("{{ messages | length * 9**(9**5) }}", "raises to a power"),
     ],
 )
 def test_a_chat_template_that_fails_is_named_by_its_file(
@@ -308,6 +309,15 @@ def test_a_chat_template_that_fails_is_named_by_its_file(
         with pytest.raises(InputError, match=rf"chat_template\.jinja.*{said}") as caught:
             render()
         assert caught.value.exit_code == 2
+
+
+def test_stars_that_are_no_power_are_taken(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    named = "{{ dict(a=1, **{'b': 2}).b }}{{ dict(**{}) }}"
+    text = "{# ** #}{{ messages[0].role }}**{{ messages[0].content }}** {{ '**' }}"
+    (tmp_path / "chat_template.jinja").write_text(text + named)
+    prompt = Prompt(id="a", messages=(Message(role="user", content="hi"),))
+    assert prompt.render(AutoTokenizer.from_pretrained(tmp_path)) == "user**hi** **2{}"
 
 
 def test_rendering_uses_the_chat_template_for_chats_only() -> None:

@@ -23,13 +23,14 @@ follow in `turns`, and its answers are what each is expected to get.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -150,6 +151,7 @@ def render_chat(
     turns = [{"role": message.role, "content": message.content} for message in chat]
     said = sum(len(message.content) for message in chat)
     try:
+        _refuse_powers(tokenizer.chat_template)
         with _computing_at_most(_TEMPLATE_SECONDS * (1 + said / 1e6)):
             text = str(
                 tokenizer.apply_chat_template(
@@ -168,6 +170,26 @@ def render_chat(
         f"of {said:,}",
     )
     return text
+
+
+def _refuse_powers(templates: str | Mapping[str, str]) -> None:
+    """Raise ValueError for a template (or several, by name) that raises to a power: the 10^9 digits
+    of one number are one step, which no tracer comes between. Products take as many steps."""
+    for template in [templates] if isinstance(templates, str) else templates.values():
+        if _has_power(template):
+            raise ValueError("it raises to a power, which may never end")
+
+
+@functools.lru_cache(maxsize=16)
+def _has_power(template: str) -> bool:
+    """Whether ** stands behind a value; in a call it stands behind a bracket or a comma."""
+    from jinja2 import Environment
+
+    signs = [sign for _, *sign in Environment().lex(template) if sign[0] != "whitespace"]
+    return any(
+        sign == ["operator", "**"] and before[1] not in ("(", ",")
+        for before, sign in pairwise(signs)
+    )
 
 
 @contextlib.contextmanager
