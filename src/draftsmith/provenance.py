@@ -630,6 +630,10 @@ def held(path: Path, *, busy: str | None = None) -> Iterator[bool]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
+        try:
+            path.touch()  # filelock takes a folder in which no file can be made for a busy one
+        except OSError as error:
+            raise write_error(path, error) from error
         raise InputError(busy or f"cannot lock {path}") from None
     except OSError as error:
         if error.errno not in _UNKNOWN:

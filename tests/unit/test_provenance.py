@@ -257,6 +257,12 @@ def test_a_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
     assert names(out) == ["file"]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that takes no files")
+def test_a_folder_that_takes_no_files_is_not_called_busy() -> None:
+    with pytest.raises(InputError, match="cannot write /proc/"), output_folder(Path("/proc")):
+        pytest.fail("a run was let in")
+
+
 def test_the_lock_of_a_file_that_is_gone_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
