@@ -778,7 +778,7 @@ def test_the_table_of_the_planner_is_its_record() -> None:
 
     for (name, cells), draft in zip(lines.items(), record["drafts"], strict=True):
         assert name == f"{draft['params'] / 1e6:.2f} M"
-        perplexity, alpha, *predicted, tpot = cells
+        perplexity, alpha, *predicted, tokens, tpot = cells
         assert perplexity == f"{draft['ppl']:.0f}"
         assert alpha == f"{draft['alpha']:.2f} ({draft['alpha_by_the_others']:.2f})"
         for model, best, there in (
@@ -790,7 +790,10 @@ def test_the_table_of_the_planner_is_its_record() -> None:
             measured = draft["measured"][str(length)]
             low, high = measured["speedup_ci95"]
             assert there == f"{measured['speedup']:.2f} ({low:.2f} to {high:.2f})"
-        assert tpot == milliseconds(draft["measured"][str(draft["by_costs"]["length"])]["latency"])
+        there = draft["measured"][str(draft["by_costs"]["length"])]
+        outside = there["tokens_per_step_outside_loops"]
+        assert tokens == f"{there['tokens_per_step']:.2f} / {outside:.2f}"
+        assert tpot == milliseconds(there["latency"])
     text = " ".join(page.read_text(encoding="utf-8").split())
     assert f"which takes {milliseconds(record['target']['latency'])} ms per token" in text
     costs = [draft["cost_measured"] for draft in record["drafts"]]
@@ -805,20 +808,39 @@ def test_the_table_of_the_planner_is_its_record() -> None:
     assert f"costs promise {min(more):.0f} to {max(more):.0f} % more" in text
     best = (record["optimum"][by]["params"] / 1e6 for by in ("parameters", "costs"))
     assert "N\\* is {:.2f} M by N / M and {:.2f} M by measured costs".format(*best) in text
+    drafts = {draft["name"]: draft for draft in record["drafts"]}
+    (share,) = {
+        one["loop_share"] for draft in drafts.values() for one in draft["measured"].values()
+    }
+    assert f"lie {share:.0%}".replace("%", " %") + " of the target's tokens" in text
     best = record["best_of_the_five"]
-    assert best["by_costs"] == best["by_the_clock"]
-    # no other draft is told from it
-    assert len(best["tied_by_the_clock"]) == 4
-    rows = {row["claim"]: row for row in claims(page.read_text(encoding="utf-8"))[-1]}
+    assert best["by_parameters"] == best["by_costs"] == best["by_the_clock"] == "h128"
+    assert best["tied_by_the_clock"] == ["h192"]
+    rows = {row["claim"]: row["here"] for row in claims(page.read_text(encoding="utf-8"))[-1]}
+
+    def measured(length: int) -> str:
+        one = drafts["h128"]["measured"][str(length)]
+        return "{:.2f}x ({:.2f} to {:.2f})".format(one["speedup"], *one["speedup_ci95"])
+
+    by_size, by_costs = (drafts["h128"][by] for by in ("by_parameters", "by_costs"))
+    row = rows["N / M chooses the fastest of the five"]
+    assert f"0.89 M with {by_size['length']} tokens and promises {by_size['speedup']:.2f}x" in row
+    assert measured(by_size["length"]) in row
     row = rows["measured costs choose the fastest of the five"]
-    assert row["holds?"] == "tie" and "of all others" in row["here"]
-    for name in ("h192", "h64"):
-        (draft,) = (one for one in record["drafts"] if one["name"] == name)
-        speed = max(draft["measured"].values(), key=lambda one: one["speedup"])
-        assert (
-            "{:.2f}x ({:.2f} to {:.2f})".format(speed["speedup"], *speed["speedup_ci95"])
-            in (row["here"])
-        )
+    assert f"0.89 M with {by_costs['length']} tokens, {measured(by_costs['length'])}" in row
+    ratios = dict(best["faster_than"])
+    tied = ratios.pop("h192")
+    assert "{:.2f} times as fast as 1.57 M ({:.2f} to {:.2f})".format(
+        tied["ratio"], *tied["ci95"]
+    ) in (row)
+    others = [one["ratio"] for one in ratios.values()]
+    assert f"{min(others):.2f} to {max(others):.2f} times as fast as the others" in row
+    smallest = drafts["h32"]["by_parameters"]
+    row = rows["N / M names the best length"]
+    assert f"{smallest['length']} tokens it promises {smallest['speedup']:.2f}x" in row
+    assert drafts["h32"]["measured"][str(smallest["length"])]["speedup"] < 1 / 5
+    compiled = sorted(draft["cost_measured"] for draft in drafts.values())[:-1]
+    assert f"{compiled[0]:.2f} to {compiled[-1]:.2f} without the one in PyTorch" in text
 
 
 def test_the_residuals_of_the_papers_tables_are_those_on_the_page() -> None:
