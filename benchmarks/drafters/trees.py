@@ -33,6 +33,7 @@ from draftsmith.core.law import Noise, Purpose
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import ROOT, DraftTree, Proposal, TreeShape
 from draftsmith.core.verify_step import make_rule, verify_step
+from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.tree_growth import grow_dynamic
 from draftsmith.provenance import machine_summary, versions, write_json_atomic
 from draftsmith.targets.hf import HFTarget
@@ -73,6 +74,7 @@ class Recorded:
             (4 * torch.randn((1, width, vocab), generator=generator)).bfloat16() for width in widths
         ]
         self._next = 0
+        self.columns = Columns(vocab)
 
     def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None

@@ -99,11 +99,8 @@ def test_blocks_are_what_the_network_computes(kind: str) -> None:
     theirs = read(reader_of(drafter, in_engine=True), levels)
     ours = read(reader_of(drafter, in_engine=False), levels)
     for one, other in zip(theirs, ours, strict=True):
-        assert one.shape == other.shape and torch.equal(one.isinf(), other.isinf())
-        known = ~one.isinf()
-        assert known.float().mean() == (40 / V if drafter.config.draft_vocab else 1)
-        spread = float(other[known].std())
-        torch.testing.assert_close(one[known], other[known], rtol=1e-3, atol=1e-3 * spread)
+        assert one.shape == other.shape and one.shape[-1] == (drafter.config.draft_vocab or V)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.std()))
     assert not torch.isclose(theirs[0], theirs[1]).all()
 
 
@@ -139,16 +136,16 @@ def test_a_row_is_the_same_bit_for_bit_beside_others(
 
 @torch.inference_mode()
 def token_by_token(reader: BlockReader, steps: int) -> Tensor:
-    chain = [reader.root().argmax(-1)]
+    chain = [reader.columns.tokens(reader.root().argmax(-1))]
     for _ in range(1, steps):
         laws = reader.level(chain[-1][:, None], torch.empty(0), torch.empty(0))
-        chain.append(laws[:, 0].argmax(-1))
+        chain.append(reader.columns.tokens(laws[:, 0].argmax(-1)))
     return torch.stack(chain, 1)
 
 
 def best_chain(reader: BlockReader, *depths: int) -> Tensor:
     found = reader.chain(np.array(depths), None, 0.0)
-    assert found is not None and found.logits_BNV is None
+    assert found is not None and found.logits_BND is None
     tokens: Tensor = found.tokens_BN
     return tokens
 

@@ -154,7 +154,8 @@ def test_a_chain_is_what_levels_give(form: str) -> None:
     assert chain is not None and chain.count_B.tolist() == [4, 2, 4]
     levels = [reader.root()]
     levels += [reader.level(torch.zeros(3, 1), torch.empty(0), torch.empty(0))[:, 0] for _ in "abc"]
-    assert torch.equal(chain.tokens_BN, torch.stack([one.argmax(-1) for one in levels], dim=1))
+    best = torch.stack([one.argmax(-1) for one in levels], dim=1)
+    assert torch.equal(chain.tokens_BN, reader.columns.tokens(best))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

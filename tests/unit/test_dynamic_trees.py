@@ -12,6 +12,7 @@ from tests.draft_paths import Path, paths_of
 from torch import Tensor
 
 from draftsmith.core.types import PADDING, TreeShape
+from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.tree_growth import grow_dynamic
 
 
@@ -22,6 +23,7 @@ class Table:
         self, vocab: int, rows: int, seed: int, *, ties: bool = False, certain: bool = False
     ) -> None:
         self.vocab, self.rows, self.seed, self.ties = vocab, rows, seed, ties
+        self.columns = Columns(vocab)
         self.certain = certain
         """One token has all the probability: a child's path is then as good as its parent's."""
         self.paths: list[list[Path]] = [[()] for _ in range(rows)]

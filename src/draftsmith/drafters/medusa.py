@@ -40,9 +40,10 @@ from draftsmith.drafters.base import (
     TextState,
     at_least,
 )
+from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.hidden.checkpoint import D2T, MEDUSA, T2D
 from draftsmith.drafters.hidden.drafter import TrainedDrafter
-from draftsmith.drafters.hidden.network import target_ids, widened
+from draftsmith.drafters.hidden.network import target_ids
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import BackendError
 from draftsmith.targets.native.engine import Engine, Matrices, uneven
@@ -98,6 +99,11 @@ class Heads(nn.ModuleList):
         """[Vd]: the target's id of each draft id, upwards; None: they know all tokens."""
         return None if self.d2t is None else target_ids(self.d2t)
 
+    @property
+    def columns(self) -> Columns:
+        """The tokens that their linear layers give logits of."""
+        return Columns(self.vocab, self.target_ids)
+
     def states(self, k: int, feature: Tensor) -> Tensor:
         """[.., H]: behind the residual blocks of head k."""
         out: Tensor = self._head(k)[:-1](feature)
@@ -105,7 +111,7 @@ class Heads(nn.ModuleList):
 
     def logits(self, k: int, states: Tensor) -> Tensor:
         """[.., V]: those of head k over the target's vocabulary."""
-        return widened(self.own_logits(k, states), self.target_ids, self.vocab)
+        return self.columns.widened(self.own_logits(k, states))
 
     def own_logits(self, k: int, states: Tensor) -> Tensor:
         """[.., Vd]: the linear layer of head k."""
@@ -133,8 +139,6 @@ class HeadEngine(Matrices):
         super().__init__(form)
         packed = [self._packed([linear]) for stage in network.stages() for linear in stage]
         self._count, self._own = len(network), packed[-1].rows
-        self.token_of_D = network.target_ids
-        """Ids of the draft vocabulary's tokens; None: all of them."""
         self._at = self._lib.c.ds_open_heads(
             (Matrix * len(packed))(*packed), len(network), network.layers
         )
@@ -182,24 +186,23 @@ class _HeadReader:
     def __init__(self, heads: Heads, feature_BH: Tensor, engine: HeadEngine | None) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
         self._engine = engine
-        self._own_BKV = torch.empty(0) if engine is None else engine.logits(feature_BH)
+        self.columns = heads.columns
+        self._own_BKD = torch.empty(0) if engine is None else engine.logits(feature_BH)
 
     def chain(
         self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
     ) -> Chain | None:
-        """See `Reader`: each head's best token, in its own vocabulary."""
+        """See `Reader`: each head's best token."""
         if self._engine is None or draws is not None or confidence:
             return None
-        tokens_BN = self._own_BKV[:, : int(depth_B.max())].argmax(-1)
-        if self._engine.token_of_D is not None:
-            tokens_BN = self._engine.token_of_D[tokens_BN]
-        return Chain(tokens_BN=tokens_BN, logits_BNV=None, count_B=depth_B)
+        best_BN = self._own_BKD[:, : int(depth_B.max())].argmax(-1)
+        return Chain(tokens_BN=self.columns.tokens(best_BN), logits_BND=None, count_B=depth_B)
 
     def root(self) -> Tensor:
         heads, k = self._heads, self._depth
         if self._engine is not None:
-            return widened(self._own_BKV[:, k], self._engine.token_of_D, heads.vocab)
-        return heads.logits(k, heads.states(k, self._feature_BH))
+            return self._own_BKD[:, k]
+        return heads.own_logits(k, heads.states(k, self._feature_BH))
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         self._depth += 1

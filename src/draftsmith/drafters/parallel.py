@@ -53,6 +53,7 @@ from draftsmith.drafters.base import (
     TargetView,
     at_least,
 )
+from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.eagle3 import fused_layers
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.compiled import LayerEngine, unfit_layers
@@ -270,7 +271,9 @@ class BlockReader:
     ) -> None:
         self._network, self._target, self._state, self._count = network, target, state, count
         self._engine = engine
-        self._own_BPV = torch.empty(0)
+        ids_D = network.target_ids if engine is None else engine.token_of_D
+        self.columns = Columns(target.vocab_size, ids_D)
+        self._own_BPD = torch.empty(0)
         self._depth = 0
 
     def chain(
@@ -281,7 +284,7 @@ class BlockReader:
         if engine is None:
             return None
         tokens_BP, feature_BPS, block = self._pending()
-        logits_BPV, chosen_BN, count_B = engine.draft(
+        logits_BPD, chosen_BN, count_B = engine.draft(
             tokens_BP,
             block,
             feature_BPS,
@@ -291,24 +294,23 @@ class BlockReader:
             confidence=confidence,
         )
         made = max(int(count_B.max()), 1)
-        tokens_BN, logits_BNV = chosen_BN[:, :made], None
-        if engine.token_of_D is not None:
-            tokens_BN = engine.token_of_D[tokens_BN]
-        if draws is not None:
-            logits_BNV = self._network.widened(logits_BPV[:, :made], self._target.vocab_size)
-        return Chain(tokens_BN=tokens_BN, logits_BNV=logits_BNV, count_B=count_B)
+        return Chain(
+            tokens_BN=self.columns.tokens(chosen_BN[:, :made]),
+            logits_BND=None if draws is None else logits_BPD[:, :made],
+            count_B=count_B,
+        )
 
     def root(self) -> Tensor:
         tokens_BP, feature_BPS, block = self._pending()
         if self._engine is not None:
-            self._own_BPV, _, _ = self._engine.draft(
+            self._own_BPD, _, _ = self._engine.draft(
                 tokens_BP, block, feature_BPS, limit=self._target.max_length
             )
         else:
             pairs_BPH = self._keep(tokens_BP, feature_BPS, block)
             self._state.cache.commit(block.pending_B)
             states_BPH = self._read_block(pairs_BPH[:, -1])
-            self._own_BPV = self._network.state_logits(states_BPH, self._target)
+            self._own_BPD = self._network.state_logits(states_BPH, self._target)
         return self._laws(torch.tensor([row[-1:] for row in self._state.known]))[:, 0]
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
@@ -316,15 +318,15 @@ class BlockReader:
         return self._laws(tokens_BF)
 
     def _laws(self, before_BF: Tensor) -> Tensor:
-        """[B, F, V]: of this depth, behind each of these tokens."""
-        network, target = self._network, self._target
-        own_BFV = self._own_BPV[:, self._depth, None]
+        """[B, F, D]: of this depth, behind each of these tokens."""
+        network = self._network
+        own_BFD = self._own_BPD[:, self._depth, None]
         if network.rank and self._engine is not None:
-            own_BFV = own_BFV + self._engine.added(before_BF)
+            own_BFD = own_BFD + self._engine.added(before_BF)
         elif network.rank:
-            embedded = target.embed(to_device(before_BF, own_BFV.device))
-            own_BFV = own_BFV + network.added(network.before(embedded))
-        return network.widened(own_BFV, target.vocab_size)
+            embedded = self._target.embed(to_device(before_BF, own_BFD.device))
+            own_BFD = own_BFD + network.added(network.before(embedded))
+        return own_BFD
 
     def _pending(self) -> tuple[np.ndarray, Tensor, Block]:
         """The last settled pairs that are not kept yet: tokens, states, where they are staged; what

@@ -20,11 +20,12 @@ from torch import Tensor
 from draftsmith.config import require
 from draftsmith.core.cache import Block, KVCache, lay_out
 from draftsmith.core.law import Law, Noise, Purpose
-from draftsmith.core.sampling import History, Sampler
+from draftsmith.core.sampling import History, Sampler, highest
 from draftsmith.core.transfer import to_device
 from draftsmith.core.trees import depths, history_at, levels, sees, shape_parents
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
 from draftsmith.drafters.base import TextState
+from draftsmith.drafters.columns import Columns
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
 from draftsmith.targets.native.engine import Draws, engine_of
 
@@ -32,8 +33,13 @@ from draftsmith.targets.native.engine import Draws, engine_of
 class Reader(Protocol):
     """A draft model that reads a tree, level by level, behind its known tokens."""
 
+    @property
+    def columns(self) -> Columns:
+        """The tokens that its D logits are of."""
+        ...
+
     def root(self) -> Tensor:
-        """[B, V] logits over the target's vocabulary, behind the last known token."""
+        """[B, D] logits behind the last known token."""
         ...
 
     def chain(
@@ -45,7 +51,7 @@ class Reader(Protocol):
         ...
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
-        """[B, F, V] logits behind F nodes of the next depth; [B, 1, V] if all have the same.
+        """[B, F, D] logits behind F nodes of the next depth; [B, 1, D] if all have the same.
 
         Args:
             see_BFC: which of the C nodes fed so far, these F at the end, each of them sees.
@@ -63,8 +69,8 @@ class Chain:
     """What a reader drafted by itself."""
 
     tokens_BN: Tensor
-    logits_BNV: Tensor | None
-    """Over the target's vocabulary, those that each token was drawn from; None: it was not."""
+    logits_BND: Tensor | None
+    """Those that each token was drawn from; None: it was not."""
     count_B: np.ndarray
     """Tokens of each row's chain, no more than it may draft; what stands behind them is none."""
 
@@ -83,6 +89,9 @@ class Vocabularies:
     """How many of the draft model's ids, the first ones, the target has."""
     target_ids: Callable[[Tensor], Tensor] = lambda ids: ids
     """Draft ids -> the target's."""
+    ids_on: Callable[[torch.device], Tensor] | None = None
+    """[Vd] the target's ids of all draft ids on a device, where they ascend: draft logits are then
+    searched as they are; None: as `to_target` gives them."""
 
 
 class ModelReader:
@@ -101,6 +110,8 @@ class ModelReader:
     ) -> None:
         self._model, self._cache, self._known = model, cache, known
         self._vocabularies = vocabularies
+        ids_on = vocabularies.ids_on
+        self.columns = Columns(vocabularies.size, None if ids_on is None else ids_on(model.device))
         self._depth = 0
 
     def chain(
@@ -112,7 +123,7 @@ class ModelReader:
             return None
         known = self._vocabularies
         fed, block = self._pending()
-        chosen_BN, own_BNV, count_B = engine.chain(
+        chosen_BN, own_BND, count_B = engine.chain(
             fed,
             block,
             depth_B,
@@ -121,12 +132,11 @@ class ModelReader:
             draws=None if draws is None else draws(int(depth_B.max())),
             confidence=confidence,
         )
-        logits_BNV = None
-        if own_BNV is not None:
-            wide = known.to_target(own_BNV.flatten(0, 1))
-            logits_BNV = wide.view(*chosen_BN.shape, known.size)
-        tokens_BN = known.target_ids(chosen_BN)
-        return Chain(tokens_BN=tokens_BN, logits_BNV=logits_BNV, count_B=count_B)
+        return Chain(
+            tokens_BN=known.target_ids(chosen_BN),
+            logits_BND=None if own_BND is None else self._own(own_BND),
+            count_B=count_B,
+        )
 
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
@@ -134,7 +144,14 @@ class ModelReader:
         stay_inside(self._model, block)
         logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
         self._cache.commit(block.pending_B)
-        return self._vocabularies.to_target(logits_BNV[:, -1])
+        return self._own(logits_BNV[:, -1])
+
+    def _own(self, logits: Tensor) -> Tensor:
+        """[.., D]: the draft model's logits, by `columns`."""
+        if self._vocabularies.ids_on is not None:
+            return logits
+        wide = self._vocabularies.to_target(logits.reshape(-1, logits.shape[-1]))
+        return wide.reshape(*logits.shape[:-1], -1)
 
     def _pending(self) -> tuple[np.ndarray, Block]:
         """The last known tokens that the cache lacks, staged; what lies before them is fed."""
@@ -154,9 +171,7 @@ class ModelReader:
         stay_inside(self._model, block)
         fed = self._vocabularies.to_draft(tokens_BF)
         count = tokens_BF.shape[1]
-        logits_BFV = self._model.forward(fed, block, count, Signals()).logits_BNV
-        rows = self._vocabularies.to_target(logits_BFV.reshape(-1, logits_BFV.shape[-1]))
-        return rows.reshape(*tokens_BF.shape, -1)
+        return self._own(self._model.forward(fed, block, count, Signals()).logits_BNV)
 
 
 def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> DraftTree:
@@ -176,9 +191,9 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
     The choice depends on the draft model alone, never on the verifier's noise: opaque, and exact.
     """
     assert shape.keep is not None
-    width = shape.widths[0]
-    logits_BV = reader.root()
-    score_BP, token_BP = _best(logits_BV[:, None], width)
+    width, columns = shape.widths[0], reader.columns
+    logits_BD = reader.root()
+    score_BP, token_BP = _best(logits_BD[:, None], width, columns)
     score_BP, token_BP = score_BP[:, 0], token_BP[:, 0]
     depth_P = [1] * token_BP.shape[1]
     parent_BP = torch.full_like(token_BP, ROOT)
@@ -194,8 +209,8 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
         numbers_F = torch.arange(fed, fed + count, device=fed_BP.device)
         fed_BP = fed_BP.scatter(1, beam_BF, numbers_F.expand_as(beam_BF))
         fed += count
-        logits_BFV = reader.level(token_BP.gather(1, beam_BF), see_BFC, above_BF)
-        best = _best(logits_BFV, width)
+        logits_BFD = reader.level(token_BP.gather(1, beam_BF), see_BFC, above_BF)
+        best = _best(logits_BFD, width, columns)
         log_q_BFK, child_BFK = (one.expand(-1, count, -1) for one in best)
         child_score = (score_BP.gather(1, beam_BF)[..., None] + log_q_BFK).flatten(1)
         start = token_BP.shape[1]
@@ -216,7 +231,7 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
     parent_BN = parent_BP.gather(1, kept_BN)
     place_BN = torch.searchsorted(kept_BN, parent_BN.clamp(min=0))
     parent_BN = torch.where(parent_BN == ROOT, ROOT, place_BN)
-    # too deep, or a draft model with fewer tokens than the target has run out of them
+    # too deep, or a padded draft model has run out of tokens
     impossible = score_BP.gather(1, kept_BN) == -torch.inf
     parent_BN = parent_BN.masked_fill(impossible, PADDING)
     return DraftTree(
@@ -227,11 +242,25 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
     )
 
 
-def _best(logits_BFV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _best(logits_BFD: Tensor, count: int, columns: Columns) -> tuple[Tensor, Tensor]:
     """(log q, tokens) [B, F, count] of the most probable tokens."""
-    wide = logits_BFV if logits_BFV.dtype == torch.float64 else logits_BFV.float()
-    top, tokens = wide.topk(min(count, wide.shape[-1]), dim=-1)
-    return top - wide.logsumexp(-1, keepdim=True), tokens
+    precise = logits_BFD if logits_BFD.dtype == torch.float64 else logits_BFD.float()
+    top, column = _top(precise, min(count, precise.shape[-1]))
+    return top - precise.logsumexp(-1, keepdim=True), columns.tokens(column)
+
+
+def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(scores, columns) [.., count] of the highest, downwards; of equal ones the lowest columns. A
+    device breaks ties as its topk does: to look for them would be to wait for it."""
+    if scores.device.type != "cpu":
+        values, columns = scores.topk(count, dim=-1)
+        return values, columns
+    values, columns = scores.topk(min(count + 1, scores.shape[-1]), dim=-1)
+    if bool((values[..., 1:] == values[..., :-1]).any()):
+        values, columns = (
+            one.view(*scores.shape[:-1], -1) for one in highest(scores.flatten(0, -2), count)
+        )
+    return values[..., :count], columns[..., :count]
 
 
 def _first(score_BP: Tensor, count: int) -> Tensor:
@@ -261,10 +290,15 @@ class ChildSelection:
     that, never the token that would follow: no law of a draw is touched."""
 
     @property
+    def names_tokens(self) -> bool:
+        """Options of the sampler change logits by the ids of tokens."""
+        return self.sampler.needs_history or bool(self.sampler.logit_bias)
+
+    @property
     def reads_logits_alone(self) -> bool:
         """A chain's tokens are the best by their logits, or draws from softmax(logits / T)."""
         sampler = self.sampler
-        if sampler.needs_history or sampler.logit_bias:
+        if self.names_tokens:
             return False
         cuts = sampler.top_k != 0 or sampler.top_p != 1.0 or sampler.min_p != 0.0
         return self.choice == "greedy" or not cuts
@@ -317,11 +351,11 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
         draws = None if how.choice == "greedy" else how.draws
         found = reader.chain(np.minimum(depth_B, shape.depth), draws, how.confidence)
         if found is not None:
-            return _tree_of(found, how)
+            return _tree_of(found, how, reader.columns)
     return _grow_fixed(reader, shape, depth_B, how)
 
 
-def _tree_of(chain: Chain, how: ChildSelection) -> DraftTree:
+def _tree_of(chain: Chain, how: ChildSelection, columns: Columns) -> DraftTree:
     """The chain that a reader drafted by itself: all but its last node were fed."""
     rows, steps = chain.tokens_BN.shape
     template = np.arange(-1, steps - 1)
@@ -329,8 +363,8 @@ def _tree_of(chain: Chain, how: ChildSelection) -> DraftTree:
     fed_BN[:, -1] = -1
     parents_BN = np.where(np.arange(steps) >= chain.count_B[:, None], PADDING, template)
     law = None
-    if chain.logits_BNV is not None:
-        law = _law(how, chain.logits_BNV.flatten(0, 1), ())
+    if chain.logits_BND is not None:
+        law = _law(how, chain.logits_BND.flatten(0, 1), (), columns)
     return DraftTree(
         tokens_BN=chain.tokens_BN,
         parents_BN=torch.from_numpy(parents_BN),
@@ -353,8 +387,8 @@ def _grow_fixed(
     order: list[int] = []
     before = np.array([ROOT])
     ends = Ends(depth_B, how.confidence) if shape.is_chain and how.confidence else None
-    logits_BFV = reader.root()[:, None]
-    device = logits_BFV.device
+    columns, logits_BFD = reader.columns, reader.root()[:, None]
+    device = logits_BFD.device
     # one column more: children that a ragged level does not have are written there
     tokens_BN = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=device)
     spent_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
@@ -364,25 +398,28 @@ def _grow_fixed(
             above = np.searchsorted(before, template[nodes])  # nodes ascend within a level
             fed[nodes] = len(order) + np.arange(len(nodes))
             order += nodes.tolist()
-            logits_BFV = reader.level(
+            logits_BFD = reader.level(
                 tokens_BN[:, to_device(nodes, device)],
                 torch.from_numpy(see_NN[nodes][:, order]).expand(num_rows, -1, -1),
                 torch.from_numpy(above).expand(num_rows, -1),
             ).expand(-1, len(nodes), -1)
         before = level.frontier_F
-        scores_RV = logits_BFV.reshape(-1, logits_BFV.shape[-1])
+        scores_RD = logits_BFD.reshape(-1, logits_BFD.shape[-1])
         kids_FW = to_device(level.kids_FW, device)
         before_R = how.histories(tokens_BN, template, level.frontier_F)
         if how.choice == "greedy":
-            scores_RV = how.sampler.penalised(scores_RV, before_R)
+            known = columns
+            if how.names_tokens or shape.widest > columns.count:
+                scores_RD, known = columns.widened(scores_RD), Columns(columns.vocab_size)
+            scores_RD = how.sampler.penalised(scores_RD, before_R)
             require(
-                shape.widest <= scores_RV.shape[1],
+                shape.widest <= scores_RD.shape[1],
                 f"the draft has nodes with {shape.widest} children, but there are only "
-                f"{scores_RV.shape[1]} tokens: ask for a narrower tree",
+                f"{scores_RD.shape[1]} tokens: ask for a narrower tree",
             )
-            drawn_RW = scores_RV.topk(kids_FW.shape[1], dim=-1).indices
+            drawn_RW = known.tokens(_top(scores_RD, kids_FW.shape[1])[1])
         else:
-            law = _law(how, scores_RV, before_R)
+            law = _law(how, scores_RD, before_R, columns)
             rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
             kids = np.tile(level.kids_FW, (num_rows, 1))
             first = sum(part.num_rows for part in laws)
@@ -391,7 +428,7 @@ def _grow_fixed(
             drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
             spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
         tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
-        if ends is not None and ends.reached(_believed(how, laws, scores_RV, drawn_RW)):
+        if ends is not None and ends.reached(_believed(how, laws, scores_RD, drawn_RW)):
             num_nodes = depth + 1
             break
     template = template[:num_nodes]
@@ -439,22 +476,25 @@ class Ends:
 
 
 def _believed(
-    how: ChildSelection, laws: Sequence[Law], scores_RV: Tensor, drawn_RW: Tensor
+    how: ChildSelection, laws: Sequence[Law], scores_RD: Tensor, drawn_RW: Tensor
 ) -> Tensor:
     """[R] the probability of each token by the law that it was drawn from, or by the softmax of the
     scores that it is the best of."""
-    token_R = drawn_RW[:, 0]
     if how.choice != "greedy":
-        return laws[-1].prob(token_R).double()
-    wide_RV = scores_RV if scores_RV.dtype == torch.float64 else scores_RV.float()
-    return wide_RV.softmax(-1).gather(1, token_R[:, None])[:, 0].double()
+        return laws[-1].prob(drawn_RW[:, 0]).double()
+    return scores_RD.softmax(-1).amax(-1).double()
 
 
-def _law(how: ChildSelection, scores_RV: Tensor, histories: Sequence[History]) -> Law:
+def _law(
+    how: ChildSelection, scores_RD: Tensor, histories: Sequence[History], columns: Columns
+) -> Law:
+    """Made over the whole vocabulary, as the target's is: options name tokens, a nucleus asks how
+    many there are, and a sum of other numbers, be they zeros, rounds otherwise."""
+    scores_RV = columns.widened(scores_RD)
     if scores_RV.device.type == "cpu":
-        return how.sampler.law(scores_RV, histories)
+        return columns.narrowed(how.sampler.law(scores_RV, histories))
     # no wait for the device here: verification reads these laws later
-    return how.sampler.law(scores_RV, histories, check=lambda top_R: None)
+    return columns.narrowed(how.sampler.law(scores_RV, histories, check=lambda top_R: None))
 
 
 def _draw(

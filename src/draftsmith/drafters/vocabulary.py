@@ -139,6 +139,7 @@ class VocabularySubset:
             to_target=to_target,
             known=draft_size,
             target_ids=lambda ids: tables(ids.device)[0][ids],
+            ids_on=(lambda device: tables(device)[0]) if bool((d2t.diff() > 0).all()) else None,
         )
 
 

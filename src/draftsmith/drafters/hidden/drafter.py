@@ -55,6 +55,7 @@ from draftsmith.drafters.base import (
     TextState,
     at_least,
 )
+from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.checkpoint import (
     WEIGHTS,
@@ -193,6 +194,8 @@ class PairReader:
     ) -> None:
         self._network, self._target, self._state = network, target, state
         self._engine = engine
+        ids_D = network.target_ids if engine is None else engine.token_of_D
+        self.columns = Columns(target.vocab_size, ids_D)
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
@@ -204,7 +207,7 @@ class PairReader:
         if engine is None:
             return None
         tokens_BP, feature_BPS, block = self._pending()
-        chosen_BN, own_BNV, count_B = engine.chain(
+        chosen_BN, logits_BND, count_B = engine.chain(
             tokens_BP,
             block,
             depth_B,
@@ -215,12 +218,8 @@ class PairReader:
             draws=None if draws is None else draws(int(depth_B.max())),
             confidence=confidence,
         )
-        if engine.token_of_D is not None:
-            chosen_BN = engine.token_of_D[chosen_BN]
-        logits_BNV = own_BNV
-        if own_BNV is not None:
-            logits_BNV = self._network.widened(own_BNV, self._target.vocab_size)
-        return Chain(tokens_BN=chosen_BN, logits_BNV=logits_BNV, count_B=count_B)
+        tokens_BN = self.columns.tokens(chosen_BN)
+        return Chain(tokens_BN=tokens_BN, logits_BND=logits_BND, count_B=count_B)
 
     def root(self) -> Tensor:
         tokens_BP, feature_BPS, block = self._pending()
@@ -258,15 +257,15 @@ class PairReader:
         block = self._state.cache.stage(depth_BF, see_BFC)
         index = to_device(above_BF, self._above_BTH.device)[..., None]
         feature_BFH = self._above_BTH.gather(1, index.expand(-1, -1, self._above_BTH.shape[2]))
-        logits_BFV, self._above_BTH = self._read(
+        logits_BFD, self._above_BTH = self._read(
             tokens_BF, feature_BFH, block, keep=tokens_BF.shape[1]
         )
-        return logits_BFV
+        return logits_BFD
 
     def _read(
         self, tokens_BT: Tensor, feature_BTS: Tensor, block: Block, *, keep: int
     ) -> tuple[Tensor, Tensor]:
-        """Logits [B, keep, V] behind the last pairs, and the states of all to go on with."""
+        """Logits [B, keep, D] behind the last pairs, and the states of all to go on with."""
         if self._target.max_length is not None:
             block.stop_at(self._target.max_length - 1)
         if self._engine is not None:
@@ -274,8 +273,7 @@ class PairReader:
                 tokens_BT, block, keep, Signals(last_hidden=True), feature_BTS
             )
             assert out.signals_BTS is not None
-            wide = self._network.widened(out.logits_BNV, self._target.vocab_size)
-            return wide, out.signals_BTS
+            return out.logits_BNV, out.signals_BTS
         device = feature_BTS.device
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -285,7 +283,7 @@ class PairReader:
 
         embedded = self._target.embed(to_device(tokens_BT, device))
         predict, regress = self._network(embedded, feature_BTS, block.positions(device), attend)
-        return self._network.logits(predict[:, -keep:], self._target), regress
+        return self._network.own_logits(predict[:, -keep:], self._target), regress
 
 
 def layer_spec(layer: LlamaConfig, target: TargetView) -> KVSpec:

@@ -28,6 +28,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from draftsmith.drafters.base import TargetView
+from draftsmith.drafters.columns import Columns
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [B, A, T, D], key and value [B, Akv, T, D]) -> [B, A, T, D]."""
@@ -232,11 +233,8 @@ class Network(nn.Module, abc.ABC):
 
     def logits(self, predict: Tensor, target: TargetView) -> Tensor:
         """[.., V] over the target's vocabulary."""
-        return self.widened(self.own_logits(predict, target), target.vocab_size)
-
-    def widened(self, own: Tensor, vocab_size: int) -> Tensor:
-        """[.., Vd] -> [.., V], -inf for the tokens that it does not know."""
-        return widened(own, self.target_ids, vocab_size)
+        own = self.own_logits(predict, target)
+        return Columns(target.vocab_size, self.target_ids).widened(own)
 
 
 class BorrowedHead(Network):
@@ -306,14 +304,6 @@ class FusionNetwork(BorrowedHead, PairNetwork):
 def version_of(tensor: Tensor) -> tuple[int, int]:
     """Tells a tensor from what it was before a change."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
-
-
-def widened(own: Tensor, ids_D: Tensor | None, vocab_size: int) -> Tensor:
-    """[.., Vd] -> [.., V], -inf for the target's tokens that are not among `ids_D`."""
-    if ids_D is None or own.shape[-1] == vocab_size:
-        return own
-    wide = own.new_full((*own.shape[:-1], vocab_size), -torch.inf)
-    return wide.index_copy(-1, ids_D, own)
 
 
 def target_ids(d2t: Tensor) -> Tensor:
