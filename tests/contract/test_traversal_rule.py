@@ -129,6 +129,16 @@ def test_never_fewer_are_accepted_than_token_by_token(
         assert traversal > rejection
 
 
+def test_fewer_may_be_accepted_where_a_first_child_ends() -> None:
+    """What it takes of the first child's law is missing at the second, which has descendants."""
+    shape = TreeShape(paths=((0,), (0, 0), (0, 1), (0, 1, 0), (0, 1, 0, 0)))
+    p, q = random_laws(4, 4, 1.0, 2), random_laws(104, 4, 1.0, 2)
+    traversal, rejection = (
+        expected_accepted(rule, p, q, shape) for rule in (Traversal(), Rejection())
+    )
+    assert traversal < rejection - 0.01
+
+
 def test_equal_laws_accept_the_first_path() -> None:
     """Nothing is left of p - q, so that the formula divides 0 by 0."""
     p = random_laws(3, 3, 1.0, 2)

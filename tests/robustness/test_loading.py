@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, Gemma3TextConfig
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.drafters.none import NoDrafter
@@ -30,6 +30,7 @@ from draftsmith.targets.hf import (
     load_tokenizer,
     loading,
 )
+from draftsmith.targets.support import refuse_by_numbers
 from draftsmith.targets.toy import tiny_target
 
 Folder = Path
@@ -317,10 +318,18 @@ def test_a_constant_that_cannot_be_is_named(copy: Folder, name: str, value: floa
     refusal(BackendError, 3, rf"{name} is {value}, and should be", lambda: load_target(str(copy)))
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -5.0, 0.0, 0])
 def test_a_rotary_base_that_cannot_be_is_named(copy: Folder, value: float) -> None:
     set_config(copy, rope_parameters={"rope_type": "default", "rope_theta": value})
-    refusal(BackendError, 3, rf"rope_theta is {value}", lambda: load_target(str(copy)))
+    said = rf"rope_theta is {value}, and should be a finite number above 0"
+    refusal(BackendError, 3, said, lambda: load_target(str(copy)))
+
+
+def test_a_rotary_base_of_one_kind_of_layer_is_named() -> None:
+    good, bad = ({"rope_type": "default", "rope_theta": base} for base in (1e4, 0.0))
+    config = Gemma3TextConfig(rope_parameters={"full_attention": good, "sliding_attention": bad})
+    with pytest.raises(BackendError, match=r"rope_theta is 0\.0"):
+        refuse_by_numbers(config, "a model")
 
 
 @pytest.mark.parametrize("left_over", [None, "LlamaTokenizer", "Qwen2Tokenizer", "GPT2Tokenizer"])

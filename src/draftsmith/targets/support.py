@@ -263,16 +263,21 @@ def refuse_by_numbers(config: Any, name: str) -> None:
     """Refuse constants that would make every logit the same, or no number.
 
     Raises:
-        BackendError: a constant is infinite or no number, or a norm's is below 0.
+        BackendError: a constant is infinite or no number, a norm's is below 0, or a rotary base is
+            not above it.
     """
     rope = getattr(config, "rope_parameters", None)
-    numbers = dict(vars(config)) | (dict(rope) if isinstance(rope, Mapping) else {})
-    for key, value in numbers.items():
-        if not isinstance(value, float):
+    ropes = [rope, *rope.values()] if isinstance(rope, Mapping) else []  # one, or by kind of layer
+    numbers = [
+        item for one in (vars(config), *ropes) if isinstance(one, Mapping) for item in one.items()
+    ]
+    for key, value in numbers:
+        base = key == "rope_theta"
+        if not isinstance(value, (int, float) if base else float):
             continue
-        least = 0.0 if key.endswith(("eps", "epsilon")) else -math.inf
-        if not math.isfinite(value) or value < least:
-            wanted = "a finite number" + (" of 0 or more" if least == 0 else "")
+        norm = key.endswith(("eps", "epsilon"))
+        if not -math.inf < value < math.inf or (norm and value < 0) or (base and value <= 0):
+            wanted = "a finite number" + (" of 0 or more" if norm else " above 0" if base else "")
             raise BackendError(
                 f"{name} has a configuration that cannot be: {key} is {value}, and should be "
                 f"{wanted}."

@@ -239,7 +239,7 @@ struct Batch {
   std::vector<int64_t> token;
   std::vector<int32_t> position, row, slot, committed;
   std::vector<int32_t> place;                     // among those of the call: features, signals
-  std::vector<int32_t> seen_from, seen;           // staged columns, ascending, the token's own at the end
+  std::vector<int32_t> seen_from, seen;           // staged columns, ascending
   std::vector<int32_t> logit_at, logit_to;        // tokens whose logits are wanted, and where they go
   static constexpr size_t MOST_SEEN = 1 << 22;    // that are kept for the next call
 
