@@ -575,6 +575,22 @@ def test_the_loops_in_the_texts_of_the_drafters_study_are_in_its_records() -> No
     assert f"{100 * code['0']:.0f} % at T = 0" in tables
 
 
+def test_what_lies_outside_of_loops_is_in_a_record() -> None:
+    record = drafters("mini-code-seeds-1")
+    rows = {row["label"]: row for row in record["methods"]["rows"]}
+    assert {row["seeds"] for row in rows.values()} == {1}
+    _, lines = table("tokens per step at T = 0, all / outside of loops", DRAFTERS)
+    assert set(lines) == set(rows) - {"plain", "SpS, EAGLE-2's tree"}
+    for name, cells in lines.items():
+        tau, decoded = rows[name]["tau"], rows[name]["decoded"]
+        assert cells == [
+            f"{tau[shape]['0'][0]:.2f} / {decoded[shape]['0']['tau_outside_loops']:.2f}"
+            for shape in ("own", "chain")
+        ]
+    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    assert f"where {100 * record['loop_share']['0']:.0f} % of the target's tokens lie in" in page
+
+
 def compared(record: Mapping[str, Any], part: str, claim: str, over: str) -> Mapping[str, Any]:
     """The entry of a record that a claim `better over worse` of the page is about."""
     names = claim.replace(OURS, record["combination"]["row"]["label"]).split(" over ")

@@ -72,7 +72,6 @@ class WidthMeter:
         self.vocab_size, self.end_ids = target.vocab_size, target.end_ids
         self.max_length = target.max_length
         self.device, self.dtype = target.device, target.dtype
-        self.fixed_width = getattr(target, "fixed_width", None)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return self._target.new_cache(num_rows, capacity)

@@ -162,16 +162,6 @@ def _check_bound(drafter: Drafter, target: Target) -> None:
     )
 
 
-def _check_width(target: Target, drafter: Drafter, shape: TreeShape) -> None:
-    """Raise `InputError` where a step is wider than the target's forwards of fixed width."""
-    width, step = getattr(target, "fixed_width", None), 1 + drafter.max_nodes(shape)
-    require(
-        width is None or step <= width,
-        f"--fixed-width {width} is narrower than a step of {type(drafter).__name__}, which feeds "
-        f"up to {step} tokens: give at least {step}, to plain decoding too, or draft less.",
-    )
-
-
 def decode(
     target: Target,
     drafter: Drafter,
@@ -231,7 +221,6 @@ def decode(
     stops = StopStrings(options.stop_strings, target.tokenizer)
     verifier = options.verifier_sampler or options.sampler
     shape = drafter.default_shape if options.shape is None else options.shape
-    _check_width(target, drafter, shape)
     recorder = recorder or Recorder()
     request = RequestBatch(
         tokens=[row.tokens for row in rows],

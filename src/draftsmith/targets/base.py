@@ -104,7 +104,6 @@ class VocabLimitedTarget:
         self.vocab_size = vocab_size
         self.name, self.tokenizer, self.end_ids = target.name, target.tokenizer, target.end_ids
         self.max_length, self.device, self.dtype = target.max_length, target.device, target.dtype
-        self.fixed_width: int | None = getattr(target, "fixed_width", None)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return self._target.new_cache(num_rows, capacity)

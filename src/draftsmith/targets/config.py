@@ -11,7 +11,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Attention = Literal["sdpa", "eager"]
 Weights = Literal["auto", "bf16", "w8a8", "int8", "int4"]
 MOST_WIDE = 4096
-"""Tokens of a forward of fixed width: a draft has no more nodes either."""
+"""Tokens of a forward of fixed width; a draft has no more nodes either."""
 
 
 def check_weights(weights: str) -> None:
