@@ -57,6 +57,11 @@ def texts(
     return out
 
 
+def short_name(drafter: str) -> str:
+    """suffix+hass:FOLDER/hass -> suffix+hass"""
+    return "+".join(Path(part.rpartition(":")[2]).name for part in drafter.split("+"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     data = ROOT.parent / "shared" / "data"
@@ -91,7 +96,7 @@ def main() -> None:
             row = {
                 "weights": options.weights,
                 "engine": target.engine,
-                "drafter": Path(name).name,
+                "drafter": short_name(name),
                 "tree": shape is not None,
                 "rows_at_once": options.batch_size,
                 "prompts": len(prompts),
