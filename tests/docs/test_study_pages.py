@@ -1060,3 +1060,21 @@ def table(corner: str, page: Path = PAGE) -> tuple[list[str], dict[str, list[str
     lines = text.split(f"\n| {corner} |" if corner else "\n| |")[1].split("\n\n")[0].splitlines()
     names, _, *rest = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return names, {row[0]: row[1:] for row in rest}
+
+
+def test_no_text_of_the_record_differs() -> None:
+    path = ROOT / "benchmarks/results/smollm2-equality.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert {(row["prompts"], row["rows_at_once"]) for row in rows} == {(200, 8)}
+    assert {row["texts_that_differ"] for row in rows} == {0}
+    assert all(row["engine"].startswith("compiled") for row in rows)
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(row["weights"], set()).add(row["drafter"])
+    three = {"eagle", "fspad", "griffin"}
+    assert found["w8a8"] == {"prompt_lookup", "suffix", "hass", "suffix+hass", *three}
+    assert {row["tokens"] for row in rows if row["weights"] == "w8a8"} == {21_925}
+    page = ROOT / "docs/losslessness.md"
+    _, lines = table("weights", page)
+    assert set(lines) == {f"`{name}`" for name in found}
+    assert "21,925 in all with `w8a8`" in page.read_text(encoding="utf-8")

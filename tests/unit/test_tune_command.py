@@ -308,7 +308,9 @@ def test_lengths_between_those_tried() -> None:
 
 def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None:
     target = load_target(str(models / "target"))
-    drafting = DraftingConfig(draft_proposal="sampled", drafter_option=("prompt_lookup.max_ngram=2",))
+    drafting = DraftingConfig(
+        draft_proposal="sampled", drafter_option=("prompt_lookup.max_ngram=2",)
+    )
     names = ("prompt_lookup", f"independent:{models / 'draft'}")
     lookup, model = candidates(names, drafting, target)
     assert lookup.chain.drafter.config.max_ngram == 2
