@@ -79,7 +79,7 @@ WRONG: dict[str, tuple[Any, str, str, str]] = {
     "noise that the next step sees again": (Block, "walk", "lane=depth - 1", "lane=0"),
     "what is left is not weighed": (block_rule, "rest_of", "mass_R / left_R", "share_R"),
     "a share above one": (
-        *(Block, "walk"),
+        *(block_rule, "share_of_draft"),
         *("(share_R * ratio_R).clamp(max=1.0)", "(share_R * ratio_R)"),
     ),
     "the last token's own chance": (

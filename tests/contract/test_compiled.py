@@ -11,27 +11,13 @@ from functools import lru_cache
 import pytest
 import torch
 
-from draftsmith.core.decode import DecodeOptions
-from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.none import NoDrafter
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native.library import compiler
 from draftsmith.targets.toy import tiny_target
 
 from .cases import Case
-from .test_greedy import (
-    CONTEXT,
-    LENGTHS,
-    NUM_NEW,
-    V,
-    by_case,
-    by_shape,
-    disturbed,
-    predictions_for,
-    prompts_of,
-    run,
-)
+from .test_greedy import CONTEXT, V, by_case, by_shape, check_that_drafts_change_no_token
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
@@ -49,36 +35,9 @@ def compiled(form: str) -> HFTarget:
     return target
 
 
-@lru_cache(maxsize=2 * len(FORMS))
-def plain_texts(form: str, temperature: float) -> list[list[int]]:
-    options = DecodeOptions(sampler=Sampler(temperature=temperature), max_new_tokens=NUM_NEW)
-    texts, _, _ = run(compiled(form), NoDrafter(), prompts_of(LENGTHS), options)
-    return texts
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.every(2)
 @by_shape
 @by_case
 def test_drafts_change_no_token(case: Case, shape: TreeShape, form: str) -> None:
-    """A ragged batch of 8: greedy with the rule that is chosen, drawn with `match`."""
-    target = compiled(form)
-    draft = disturbed(target, 0.005)
-    for temperature, rule in ((0.0, "auto"), (1.0, "match")):
-        expected = plain_texts(form, temperature)
-        options = DecodeOptions(
-            sampler=Sampler(temperature=temperature),
-            max_new_tokens=NUM_NEW,
-            shape=shape,
-            rule=rule,
-        )
-        texts, _, accepted = run(
-            target,
-            case.build(draft),
-            prompts_of(LENGTHS),
-            options,
-            predictions_for(case, expected),
-        )
-        assert texts == expected, temperature
-        if case.drafts and temperature == 0:
-            assert accepted > 0, f"{case} never had a draft accepted: nothing was tested"
+    check_that_drafts_change_no_token(compiled(form), case, shape)

@@ -19,6 +19,7 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.none import NoDrafter
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
@@ -125,6 +126,37 @@ def predictions_for(case: Case, texts: Sequence[Sequence[int]]) -> list[list[int
         return []
     changed = [[(t + (i % 7 == 6)) % V for i, t in enumerate(text)] for text in texts]
     return [[t for i, t in enumerate(text) if i % 10 != 9] for text in changed]
+
+
+def check_that_drafts_change_no_token(target: HFTarget, case: Case, shape: TreeShape) -> None:
+    """A ragged batch of 8 against plain decoding of the same target: greedy with the rule that is
+    chosen, drawn with `match`."""
+    draft = disturbed(target, 0.005)
+    for temperature, rule in ((0.0, "auto"), (1.0, "match")):
+        expected = plain_texts(target, temperature)
+        options = DecodeOptions(
+            sampler=Sampler(temperature=temperature),
+            max_new_tokens=NUM_NEW,
+            shape=shape,
+            rule=rule,
+        )
+        texts, _, accepted = run(
+            target,
+            case.build(draft),
+            prompts_of(LENGTHS),
+            options,
+            predictions_for(case, expected),
+        )
+        assert texts == expected, temperature
+        if case.drafts and temperature == 0:
+            assert accepted > 0, f"{case} never had a draft accepted: nothing was tested"
+
+
+@lru_cache(maxsize=8)
+def plain_texts(target: HFTarget, temperature: float) -> list[list[int]]:
+    options = DecodeOptions(sampler=Sampler(temperature=temperature), max_new_tokens=NUM_NEW)
+    texts, _, _ = run(target, NoDrafter(), prompts_of(LENGTHS), options)
+    return texts
 
 
 @by_shape

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftsmith.core import traversal_rule, verify
+from draftsmith.core import block_rule, traversal_rule, verify
 from draftsmith.core.block_rule import Block
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.law import Law, Noise
@@ -70,8 +70,8 @@ WRONG: dict[str, tuple[Any, str, str, str]] = {
         "above.law, _ = rest_of(above.law, place.q, above.share_R)",
     ),
     "a child's share leaves out the node's": (
-        *(traversal_rule, "_traverse"),
-        *("(place.share_R * ratio_R)", "ratio_R"),
+        *(block_rule, "share_of_draft"),
+        *("(share_R * ratio_R)", "ratio_R"),
     ),
     "the noise of siblings is one": (
         *(traversal_rule, "_traverse"),

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.drafted_texts import drafted_texts
 from tests.parity.test_compiled_drafters import LevelByLevel, assert_same_draws
 from tests.parity.test_compiled_heads import FORMS, as_stored, target_of
 from torch import Tensor, nn
 
-from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import PADDING, DraftTree, TreeShape
@@ -258,28 +258,6 @@ def test_positions_stop_at_the_end_of_the_context() -> None:
     assert not torch.allclose(theirs[0][0], beyond[0][0], atol=1e-3)
 
 
-def texts(
-    target: HFTarget, drafter: Any, temperature: float, shape: TreeShape
-) -> tuple[list[list[int]], int]:
-    """Texts of a ragged batch, and how many drafts were accepted."""
-    prompts = [[1, 2, 3, 4, 5], [9, 8], [7] * 12]
-    drafter.bind(target)
-    out: list[list[int]] = [[] for _ in prompts]
-    accepted = 0
-    options = DecodeOptions(
-        sampler=Sampler(temperature=temperature),
-        max_new_tokens=24,
-        rule="match",
-        seed=5,
-        shape=None if isinstance(drafter, NoDrafter) else shape,
-    )
-    for step in decode(target, drafter, prompts, options):
-        accepted += sum(step.accepted)
-        for b, emitted in enumerate(step.emitted):
-            out[b] += emitted
-    return out, accepted
-
-
 def follow(drafter: Parallel, target: HFTarget, written: list[list[int]]) -> None:
     """Let its Markov term know which token came behind which in these texts."""
     drafter.bind(target)
@@ -301,11 +279,11 @@ def test_drafts_change_no_text(form: str, shape: str, temperature: float) -> Non
     """Target and blocks in one format, and some of their drafts stay. Draws, too, but for a shape
     that follows the laws."""
     target = target_of(weights=form)
-    plain, _ = texts(target, NoDrafter(), temperature, SHAPES[shape])
+    plain, _ = drafted_texts(target, NoDrafter(), temperature, SHAPES[shape])
     for proposal in ("greedy", "sampled"):
         drafter = Parallel(Parallel.Config(block=BLOCK, markov=32, weights=form, proposal=proposal))
         follow(drafter, target, plain)
-        found, accepted = texts(target, drafter, temperature, SHAPES[shape])
+        found, accepted = drafted_texts(target, drafter, temperature, SHAPES[shape])
         assert isinstance(drafter._engine(), BlockEngine)
         assert found == plain and accepted > 0
 
@@ -322,11 +300,11 @@ def test_what_does_not_fit_is_run_by_pytorch_which_is_said_once(
 ) -> None:
     target = target_of()
     in_engine._say.cache_clear()
-    plain, _ = texts(target, NoDrafter(), 0.0, SHAPES["chain"])
+    plain, _ = drafted_texts(target, NoDrafter(), 0.0, SHAPES["chain"])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             drafter = made(target, **options)
-            assert texts(target, drafter, 0.0, SHAPES["chain"])[0] == plain
+            assert drafted_texts(target, drafter, 0.0, SHAPES["chain"])[0] == plain
             assert drafter._engine() is None
     said = [one.getMessage() for one in caplog.records if "compiled" in one.getMessage()]
     assert said == [f"the drafter is not compiled, PyTorch runs it: {why}"]

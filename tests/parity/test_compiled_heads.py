@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.drafted_texts import drafted_texts
 from torch import Tensor
 
-from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import DraftTree, TreeShape
@@ -164,28 +164,9 @@ def test_a_chain_is_what_levels_give(form: str) -> None:
 def test_drafts_change_no_text(form: str, shape: str, temperature: float) -> None:
     """A ragged batch, target and heads in one format; heads that begin as the target's own."""
     target = target_of(weights=form)
-    prompts = [[1, 2, 3, 4, 5], [9, 8], [7] * 12]
-
-    def texts(drafter: Any) -> tuple[list[list[int]], int]:
-        drafter.bind(target)
-        out: list[list[int]] = [[] for _ in prompts]
-        accepted = 0
-        options = DecodeOptions(
-            sampler=Sampler(temperature=temperature),
-            max_new_tokens=24,
-            rule="match",
-            seed=5,
-            shape=SHAPES[shape] if isinstance(drafter, Medusa) else None,
-        )
-        for step in decode(target, drafter, prompts, options):
-            accepted += sum(step.accepted)
-            for b, emitted in enumerate(step.emitted):
-                out[b] += emitted
-        return out, accepted
-
-    plain, _ = texts(NoDrafter())
+    plain, _ = drafted_texts(target, NoDrafter(), temperature, SHAPES[shape])
     drafter = Medusa(Medusa.Config(weights=form))
-    found, accepted = texts(drafter)
+    found, accepted = drafted_texts(target, drafter, temperature, SHAPES[shape])
     assert isinstance(drafter._engine(), HeadEngine)
     assert found == plain and (accepted > 0 or temperature > 0)
 

@@ -112,8 +112,10 @@ def a_drafter(kind: str, folder: Path, proposal: str, *, compiles: bool) -> Draf
     if kind == "mixed subset":
         ids_D = ids_D[torch.randperm(OWN, generator=torch.Generator().manual_seed(0))]
     save_file({"d2t": ids_D, "unknown": torch.tensor([0])}, folder / "draft_vocab.safetensors")
-    config = Independent.Config(source=str(folder), proposal=proposal)  # type: ignore[arg-type]
-    return Independent(config, model=a_target(OWN, 8, compiles=compiles))
+    return Independent(
+        Independent.Config(source=str(folder), proposal=proposal),
+        model=a_target(OWN, 8, compiles=compiles),
+    )
 
 
 def trees_of(
@@ -158,10 +160,8 @@ def assert_equal(one: DraftTree, other: DraftTree) -> None:
     assert one.q_rows_BN is not None and other.q_rows_BN is not None
     assert torch.equal(one.q_rows_BN, other.q_rows_BN)
     assert torch.equal(one.q.probs(), other.q.probs())
-    one_N, other_N = (
-        tree.q.take(tree.q_rows_BN[there]).prob(tree.tokens_BN[there])  # type: ignore[union-attr,index]
-        for tree in (one, other)
-    )
+    one_N = one.q.take(one.q_rows_BN[there]).prob(one.tokens_BN[there])
+    other_N = other.q.take(other.q_rows_BN[there]).prob(other.tokens_BN[there])
     assert torch.equal(one_N, other_N)
 
 

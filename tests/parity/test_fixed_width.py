@@ -281,9 +281,9 @@ def test_a_model_of_experts_is_refused() -> None:
 
 def test_attention_that_is_written_out_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, sliding_window=7))
-    with pytest.raises(UnsupportedModel, match="soft-caps, sinks or eager"):
+    with pytest.raises(UnsupportedModel, match="soft-caps or sinks"):
         HFTarget(model, fixed_width=8)
-    with pytest.raises(UnsupportedModel, match="soft-caps, sinks or eager"):
+    with pytest.raises(InputError, match="leave out --attn-implementation eager"):
         HFTarget(
             target_of("llama", torch.float32).model, attn_implementation="eager", fixed_width=8
         )

@@ -81,7 +81,7 @@ def run(options: GenerateOptions) -> dict[str, Any]:
     from draftsmith.core.generation import DraftCounts, encode, prediction
     from draftsmith.core.sampling import Sampler
     from draftsmith.core.verify import lossy_sentence
-    from draftsmith.targets.hf import open_target
+    from draftsmith.targets.hf import HFTarget, open_target
 
     if options.stream and options.batch_size > 1:
         raise InputError("--stream shows one text at a time: leave out --batch-size.")
@@ -167,9 +167,10 @@ def run(options: GenerateOptions) -> dict[str, Any]:
     if total.acceptance_rate is not None:
         said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
     notes.print(said + (f"; {lossy}" if lossy else ""), soft_wrap=True)
-    how = {}
+    how: dict[str, Any] = {}
     if options.model.fixed_width is not None:  # what it was asked for
-        how = {name: getattr(target, name) for name in ("engine", "exact")}
+        assert isinstance(target, HFTarget), "other targets refuse the option"
+        how = {"engine": target.engine, "exact": target.exact}
     return {"results": results} | how | ({"lossy": lossy} if lossy else {})
 
 

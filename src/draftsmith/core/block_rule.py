@@ -82,9 +82,7 @@ class Block:
                 q = drawn_from(tree, rows, nodes[:, None], p.vocab_size)
                 after, stays_R = rest_of(p, q, share_R)
                 judge(depth, rows, stays_R, after)
-                # p may be on a device and q on the host
-                ratio_R = p.prob(drafted).double().cpu() / q.prob(drafted).double().cpu()
-                share_R = (share_R * ratio_R).clamp(max=1.0)
+                share_R = share_of_draft(p, q, drafted, share_R)
             depth += 1
         next_token_B = np.zeros(len(chains), dtype=np.int64)
         for depth, rows, after in ends:
@@ -109,6 +107,13 @@ def _chain(children: dict[int, list[int]]) -> list[int]:
         (node,) = children[node]
         chain.append(node)
     return chain
+
+
+def share_of_draft(p: NodeLaw, q: Law, drafted_R: Tensor, share_R: Tensor) -> Tensor:
+    """[R] the share of p's law behind these drafts from q, below nodes with these shares."""
+    # p may be on a device and q on the host
+    ratio_R = p.prob(drafted_R).double().cpu() / q.prob(drafted_R).double().cpu()
+    return (share_R * ratio_R).clamp(max=1.0)
 
 
 def rest_of(p: NodeLaw, q: Law, share_R: Tensor) -> tuple[NodeLaw, Tensor]:

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.core.block_rule import rest_of
+from draftsmith.core.block_rule import rest_of, share_of_draft
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.types import ROOT, DraftTree, Proposal
@@ -97,9 +97,7 @@ def _traverse(
         if len(siblings) > place.gone:
             token = tree.tokens_BN[rows, siblings[-1:]]
             q = drawn_from(tree, rows, np.array([siblings]), place.law.vocab_size)
-            # the law may be on a device and q on the host
-            ratio_R = place.law.prob(token).double().cpu() / q.prob(token).double().cpu()
-            share_R = (place.share_R * ratio_R).clamp(max=1.0)
+            share_R = share_of_draft(place.law, q, token, place.share_R)
             law = laws.at(rows, np.array(siblings[-1:]))
             way.append(_Place(node=siblings[-1], law=law, share_R=share_R, q=q))
             continue

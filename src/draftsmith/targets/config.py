@@ -20,11 +20,17 @@ def check_weights(weights: str) -> None:
     require(weights in get_args(Weights), f"weights must be one of {known}, got {weights!r}")
 
 
-def check_fixed_width(width: int | None) -> None:
-    """InputError for what is no number of tokens of a forward."""
+def check_fixed_width(width: int | None, attn_implementation: str) -> None:
+    """InputError for what is no number of tokens of a forward, or beside an attention that sums in
+    another order over a longer cache."""
     require(
         width is None or (is_whole(width) and 1 <= width <= MOST_WIDE),
         f"--fixed-width must be 1 to {MOST_WIDE} tokens, got {short(width)}",
+    )
+    require(
+        width is None or attn_implementation != "eager",
+        "--fixed-width: eager attention sums in another order over a longer cache, so leave "
+        "out --attn-implementation eager",
     )
 
 
@@ -61,9 +67,4 @@ class ModelConfig(Configuration):
             f"--weights {self.weights}: only the compiled engine computes in it, so leave out "
             "--no-compile",
         )
-        require(
-            self.fixed_width is None or self.attn_implementation != "eager",
-            "--fixed-width: eager attention sums in another order over a longer cache, so leave "
-            "out --attn-implementation eager",
-        )
-        check_fixed_width(self.fixed_width)
+        check_fixed_width(self.fixed_width, self.attn_implementation)

@@ -178,7 +178,7 @@ def _unpack(file: Path, folder: Path) -> None:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             write_json_atomic(folder / INDEX, index)
-        except Exception as error:  # safetensors has an error of its own for a full disk
+        except Exception as error:  # a full disk: safetensors' own error, tokenizers' bare one
             if is_write_failure(error):  # of the cache: the file is sound
                 raise write_error(folder.parent, system_error(error)) from error
             raise

@@ -222,6 +222,7 @@ class HFTarget:
             raise InputError(
                 f"attn_implementation must be sdpa or eager, got {attn_implementation!r}."
             )
+        check_fixed_width(fixed_width, attn_implementation)
         self.model, self.tokenizer = model, tokenizer
         self.config = model.config.get_text_config(decoder=True)
         self.name = name or type(model).__name__
@@ -267,10 +268,10 @@ class HFTarget:
                     f"{title} cannot keep --fixed-width: its experts multiply as many tokens at "
                     "once as chose them, so leave it out."
                 )
-            if self._eager_only or attn_implementation == "eager":
+            if self._eager_only:
                 raise UnsupportedModel(
-                    f"{title} cannot keep --fixed-width: its attention is written out (soft-caps, "
-                    "sinks or eager), and sums in another order over a longer cache. Leave it out."
+                    f"{title} cannot keep --fixed-width: its attention is written out (soft-caps "
+                    "or sinks), and sums in another order over a longer cache. Leave it out."
                 )
             self._fixed = FixedWidth(self._forward, self.fixed_width, whole=self._drops)
         # a graph is captured after some forwards, and nobody promises that it has their kernels
@@ -563,7 +564,7 @@ def load_target(
     require_kind("trust_remote_code", trust_remote_code, bool)
     require_kind("compile", compile, bool)
     check_weights(weights)
-    check_fixed_width(fixed_width)
+    check_fixed_width(fixed_width, attn_implementation)  # before anything is loaded
     name = os.fspath(name)
     title, stored = Path(name).name or name, None
     file = gguf_file(name)

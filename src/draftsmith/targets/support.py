@@ -5,7 +5,8 @@ one before cannot see:
 
     refuse_by_counts   before anything is built: more layers than can be
     refuse_by_config   before weights are read: recurrent state, encoder-decoders, layer kinds,
-                       rotary scalings that look at the whole batch, a context of no tokens
+                       rotary scalings that look at the whole batch, a context of no tokens,
+                       constants that are no finite numbers
     refuse_by_files    before memory is asked for: sizes and number formats that the headers of the
                        files contradict
     refuse_by_report   after loading: weights that are missing, left over or of another shape
