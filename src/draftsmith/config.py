@@ -83,10 +83,14 @@ def from_dict(cls: type[T], values: object, *, where: str = "") -> T:
 
 
 def override(options: T, assignments: Iterable[str]) -> T:
-    """A copy of dataclass `options` with each `dotted.key=value` applied, left to right."""
+    """A copy of dataclass `options` with each `dotted.key=value` applied.
+
+    The copy is checked as a whole: an option may need another that is given behind it.
+    """
+    values = as_dict(options)
     for key, text in map(_split, assignments):
-        options = _override_one(options, key.split("."), text, key)
-    return options
+        _set(options, values, key.split("."), text, key)
+    return from_dict(type(options), values)
 
 
 def as_dict(options: object) -> Any:
@@ -166,19 +170,19 @@ def _split(assignment: str) -> tuple[str, str]:
     return key.strip().replace("-", "_"), text
 
 
-def _override_one(options: T, path: Sequence[str], text: str, key: str) -> T:
+def _set(options: Any, values: dict[str, Any], path: Sequence[str], text: str, key: str) -> None:
+    """Set what `path` names in `values`, which are those of the dataclass `options`."""
     name, *rest = path
     kinds = field_types(type(options))
     if name not in kinds:
         raise InputError(f"unknown option {name!r} of {_name(type(options))}{nearest(name, kinds)}")
-    value = getattr(options, name)
+    inner = getattr(options, name)
     if not rest:
-        value = _from_text(kinds[name], text, key)
-    elif dataclasses.is_dataclass(value):
-        value = _override_one(value, rest, text, key)
+        values[name] = as_dict(_from_text(kinds[name], text, key))
+    elif dataclasses.is_dataclass(inner):
+        _set(inner, values[name], rest, text, key)
     else:
         raise InputError(f"option {key!r}: {name!r} has no options of its own")
-    return from_dict(type(options), as_dict(options) | {name: as_dict(value)})
 
 
 def _from_text(kind: Any, text: str, name: str) -> Any:

@@ -170,6 +170,23 @@ def test_override_parses_text_by_the_type_of_the_field() -> None:
     assert options.switches == (True, False)
 
 
+@dataclass(frozen=True)
+class Interval:
+    least: int = 2
+    most: int = 9
+
+    def __post_init__(self) -> None:
+        if self.most < self.least:
+            raise InputError("most is below least")
+
+
+@pytest.mark.parametrize("words", [["least=30", "most=40"], ["most=40", "least=30"]])
+def test_options_that_need_each_other_come_in_any_order(words: list[str]) -> None:
+    assert override(Interval(), words) == Interval(30, 40)
+    with pytest.raises(InputError, match="most is below least"):
+        override(Interval(), ["least=30"])
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
