@@ -14,6 +14,7 @@ from torch import Tensor
 from draftsmith.core.types import PADDING, TreeShape
 from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.tree_growth import grow_dynamic
+from draftsmith.errors import InputError
 
 
 class Table:
@@ -176,6 +177,11 @@ def test_levels_of_a_regular_tree_are_its_depths() -> None:
 def test_paths_without_ancestors_or_elder_siblings_are_refused(paths: tuple[Path, ...]) -> None:
     with pytest.raises(ValueError, match="comes without"):
         TreeShape(paths=paths)
+
+
+def test_an_endless_path_is_named_in_short() -> None:
+    with pytest.raises(InputError, match=r"^the node \(0, .{1,60}\.\.\. comes without"):
+        TreeShape(paths=((0,) * 4096,))
 
 
 def test_a_shape_is_given_in_one_way() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -104,3 +105,16 @@ def test_no_reader_takes_a_device(read: Callable[[Path], object]) -> None:
     """This one has an end, but the next one would fill the memory before anything could be said."""
     with pytest.raises(InputError, match="/dev/null is a device and no file"):
         read(Path("/dev/null"))
+
+
+def test_a_line_that_no_memory_holds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small compressed file may hold gigabytes without an end of a line."""
+    monkeypatch.setattr(text, "MOST_LINE", 100)
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(gzip.compress(b"a" * 99 + b"\n" + b"b" * 100 + b"\n" + b"c" * 10**6))
+    lines = text.read_lines(path)
+    assert next(lines)[1] == "a" * 99
+    with pytest.raises(InputError, match="line 2 has more than 100 bytes: split it"):
+        next(lines)

@@ -174,7 +174,9 @@ def _check_paths(paths: Sequence[tuple[int, ...]]) -> None:
         *above, rank = path or (-1,)
         complete = tuple(above) in known and (rank == 0 or (*above, rank - 1) in known)
         if rank < 0 or len(path) < length or path in known or not complete:
-            raise InputError(f"the node {path} comes without its ancestors or elder siblings")
+            raise InputError(
+                f"the node {short(path)} comes without its ancestors or elder siblings"
+            )
         known.add(path)
         length = len(path)
 

@@ -124,6 +124,10 @@ def texts(files: Sequence[TextFile]) -> Iterator[str]:
         yield completion
 
 
+MOST_LINE = 64 * 2**20
+"""Bytes of a line: a small compressed file may hold one that no memory does."""
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """A plain, .gz or .xz file. What cannot be read is an InputError that names it."""
@@ -165,8 +169,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
     Lines end at line feeds: U+2028, U+0085 and the like are text.
     """
     with _opened(path) as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
             where = f"{path}, line {number}"
+            require(len(raw) <= MOST_LINE, f"{where} has more than {MOST_LINE:,} bytes: split it")
             line = _decoded(raw, "utf-8-sig" if number == 1 else "utf-8", where)
             check_text(line, where)
             yield where, line.rstrip("\r\n")
