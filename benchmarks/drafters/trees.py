@@ -75,6 +75,7 @@ class Recorded:
         ]
         self._next = 0
         self.columns = Columns(vocab)
+        self.compiled = False
 
     def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None

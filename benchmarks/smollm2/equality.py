@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from draftsmith.core.decode import DecodeOptions
@@ -99,6 +101,7 @@ def main() -> None:
                 "drafter": short_name(name),
                 "tree": shape is not None,
                 "rows_at_once": options.batch_size,
+                "threads": torch.get_num_threads(),
                 "prompts": len(prompts),
                 "tokens": sum(map(len, plain)),
                 "texts_that_differ": differ,

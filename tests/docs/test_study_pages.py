@@ -1078,3 +1078,18 @@ def test_no_text_of_the_record_differs() -> None:
     _, lines = table("weights", page)
     assert set(lines) == {f"`{name}`" for name in found}
     assert "21,925 in all with `w8a8`" in page.read_text(encoding="utf-8")
+
+
+def test_the_table_of_draft_costs_is_its_record() -> None:
+    path = ROOT / "benchmarks/results/smollm2-draft-costs.json"
+    found: dict[str, list[str]] = {}
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        if row["weights"] == "w8a8":
+            continue
+        name = row["draft"] + (", draws at T = 1" if row["temperature"] else "")
+        cells = [f"{row['milliseconds']:.1f}"]
+        if row["engine"] == "compiled":
+            cells.append(f"{row['of_a_token']:.2f}")
+        found.setdefault(name, []).extend(cells)
+    _, lines = table("draft", ROOT / "docs/engine.md")
+    assert lines == found

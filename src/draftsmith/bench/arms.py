@@ -34,6 +34,7 @@ from draftsmith.errors import InputError
 from draftsmith.provenance import portable_text
 from draftsmith.targets.base import BindableTarget, Target
 from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native.engine import engine_of
 
 SPLIT = ("draft", "target", "verify")
 """What the decoding loop gives its recorder; the rest of a run's seconds is `other`."""
@@ -72,6 +73,7 @@ class WidthMeter:
         self.vocab_size, self.end_ids = target.vocab_size, target.end_ids
         self.max_length = target.max_length
         self.device, self.dtype = target.device, target.dtype
+        self.compiled = engine_of(target)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         return self._target.new_cache(num_rows, capacity)

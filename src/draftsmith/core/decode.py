@@ -52,6 +52,8 @@ from draftsmith.core.verify_step import make_rule, verify_step
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target, feed_beginning
+from draftsmith.targets.native.engine import engine_of
+from draftsmith.targets.threads import beside_engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +232,7 @@ def decode(
     )
     cache, state = _open(target, drafter, request, rows, shape, session)
     base_noise = Noise(options.seed, ids, [len(row.tokens) for row in rows])
+    compiled = engine_of(target) is not None
     live = list(range(len(rows)))  # rows of the request that the cache still holds
     left: list[list[int]] | None = None  # the session's tokens behind the last step
     try:
@@ -262,32 +265,35 @@ def decode(
                 tokens_BT, block = lay_out(cache, fed, tree.tokens_BN, parents)
                 out = target.forward(tokens_BT, block, 1 + tree.num_nodes, drafter.signals)
                 out = beginnings.before(out, [len(row) + tree.num_nodes for row in fed])
-            with recorder.time("verify"), torch.inference_mode():
-                tree, verdict = verify_step(
-                    tree,
-                    out.logits_BNV,
-                    verifier,
-                    [row.history() for row in active] if verifier.needs_history else [],
-                    make_rule(options.rule, tree.proposal),
-                    noise,
-                    widest=drafter.widest(shape),
-                    allow_lossy=options.allow_lossy,
+            with beside_engine(compiled):
+                with recorder.time("verify"), torch.inference_mode():
+                    tree, verdict = verify_step(
+                        tree,
+                        out.logits_BNV,
+                        verifier,
+                        [row.history() for row in active] if verifier.needs_history else [],
+                        make_rule(options.rule, tree.proposal),
+                        noise,
+                        widest=drafter.widest(shape),
+                        allow_lossy=options.allow_lossy,
+                    )
+                verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending)
+                # pending tokens and accepted path stay; a row that was done keeps what it had
+                head = [len(known) * step.active[i] for i, known in zip(live, fed, strict=True)]
+                cache.commit(
+                    np.array(head), verdict.path_BD.numpy(), verdict.num_accepted_B.numpy()
                 )
-            verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending)
-            # pending tokens and accepted path stay; a row that was done before keeps what it had
-            head = [len(known) * step.active[i] for i, known in zip(live, fed, strict=True)]
-            cache.commit(np.array(head), verdict.path_BD.numpy(), verdict.num_accepted_B.numpy())
-            with recorder.time("draft"), torch.inference_mode():
-                state = drafter.advance(
-                    state,
-                    Accepted(
-                        tree=tree,
-                        verdict=verdict,
-                        emitted=[step.emitted[i] for i in live],
-                        pending=pending,
-                        out=out,
-                    ),
-                )
+                with recorder.time("draft"), torch.inference_mode():
+                    state = drafter.advance(
+                        state,
+                        Accepted(
+                            tree=tree,
+                            verdict=verdict,
+                            emitted=[step.emitted[i] for i in live],
+                            pending=pending,
+                            out=out,
+                        ),
+                    )
             if session is not None:
                 session.cache, session.state = cache, state
                 session.opened_with = target, drafter

@@ -21,7 +21,7 @@ from transformers import LlamaConfig
 
 from draftsmith.config import require
 from draftsmith.core.law import Noise
-from draftsmith.core.sampling import Sampler
+from draftsmith.core.sampling import Sampler, largest
 from draftsmith.core.transfer import to_device
 from draftsmith.core.types import (
     DraftPrediction,
@@ -49,6 +49,7 @@ from draftsmith.errors import BackendError
 from draftsmith.targets.native.engine import Engine, Matrices, uneven
 from draftsmith.targets.native.library import Matrix
 from draftsmith.targets.native.weights import LANES
+from draftsmith.targets.threads import engine_threads
 
 
 class ResidualBlock(nn.Module):
@@ -157,7 +158,7 @@ class HeadEngine(Matrices):
             self._at,
             feature_BH.data_ptr(),
             rows,
-            max(torch.get_num_threads(), 1),
+            engine_threads(),
             logits_BKV.data_ptr(),
         )
         return logits_BKV[..., : self._own]
@@ -186,6 +187,7 @@ class _HeadReader:
     def __init__(self, heads: Heads, feature_BH: Tensor, engine: HeadEngine | None) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
         self._engine = engine
+        self.compiled = engine is not None
         self.columns = heads.columns
         self._own_BKD = torch.empty(0) if engine is None else engine.logits(feature_BH)
 
@@ -195,7 +197,8 @@ class _HeadReader:
         """See `Reader`: each head's best token."""
         if self._engine is None or draws is not None or confidence:
             return None
-        best_BN = self._own_BKD[:, : int(depth_B.max())].argmax(-1)
+        scores_BND = self._own_BKD[:, : int(depth_B.max())]
+        best_BN = largest(scores_BND.flatten(0, 1))[1].view(scores_BND.shape[:2])
         return Chain(tokens_BN=self.columns.tokens(best_BN), logits_BND=None, count_B=depth_B)
 
     def root(self) -> Tensor:

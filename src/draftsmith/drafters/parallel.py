@@ -70,6 +70,7 @@ from draftsmith.drafters.tree_growth import Chain, MakesDraws, Reader
 from draftsmith.targets import base as targets
 from draftsmith.targets.native.engine import Draws, Engine, uneven
 from draftsmith.targets.native.library import Fusion, Places
+from draftsmith.targets.threads import engine_threads
 
 KeysAndValues = tuple[Tensor, Tensor]
 AttendIn = Callable[[int], Attend]
@@ -245,7 +246,7 @@ class BlockEngine(LayerEngine):
         """[B, F, Vd]: what the Markov term adds behind these tokens."""
         tokens_BF = tokens_BF.contiguous()
         out_BFV = torch.empty((*tokens_BF.shape, self._head_rows))
-        threads = max(torch.get_num_threads(), 1)
+        threads = engine_threads()
         if not self._lib.c.ds_added(
             self._at, tokens_BF.data_ptr(), tokens_BF.numel(), threads, out_BFV.data_ptr()
         ):
@@ -271,6 +272,7 @@ class BlockReader:
     ) -> None:
         self._network, self._target, self._state, self._count = network, target, state, count
         self._engine = engine
+        self.compiled = engine is not None
         ids_D = network.target_ids if engine is None else engine.token_of_D
         self.columns = Columns(target.vocab_size, ids_D)
         self._own_BPD = torch.empty(0)

@@ -56,7 +56,7 @@ from draftsmith.targets.support import (
     self_check,
     stored_tensors,
 )
-from draftsmith.targets.threads import take_kept_threads
+from draftsmith.targets.threads import beside_engine, take_kept_threads
 
 _log = logging.getLogger(__name__)
 
@@ -397,10 +397,11 @@ class HFTarget:
     @torch.inference_mode()
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         if self._engine is not None:
-            out = self._engine.forward(tokens_BT, block, keep, signals)
-            if out.signals_BTS is not None:
-                out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
-            return out
+            with beside_engine(True):
+                out = self._engine.forward(tokens_BT, block, keep, signals)
+                if out.signals_BTS is not None:
+                    out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
+                return out
         tokens_BT = to_device(tokens_BT, self.device)
         if self._fixed is not None:
             return self._fixed.forward(tokens_BT, block, keep, signals)

@@ -33,6 +33,7 @@ from draftsmith.targets.native.weights import (
     pack_blocks,
     usable_library,
 )
+from draftsmith.targets.threads import engine_threads
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -341,7 +342,7 @@ class Runner(Matrices):
         feature = None if feature_BTS is None else feature_BTS.float().contiguous()
         rows, width, staged = see.shape
         call = Call(
-            threads=max(torch.get_num_threads(), 1),
+            threads=engine_threads(),
             rows=rows,
             width=width,
             staged=staged,

@@ -1,0 +1,116 @@
+"""Between forwards of the compiled engine torch's operations have one thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Accepted, DraftState
+from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.recycling import Recycling
+from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native.library import compiler
+from draftsmith.targets.threads import beside_engine, engine_threads
+from draftsmith.targets.toy import tiny_target
+
+COUNT = 3
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(COUNT)
+    yield
+    torch.set_num_threads(before)
+
+
+def counts() -> tuple[int, int]:
+    """(torch's threads, the engine's)"""
+    return torch.get_num_threads(), engine_threads()
+
+
+def test_torch_has_one_thread_there_and_the_engine_all() -> None:
+    with beside_engine(True):
+        assert counts() == (1, COUNT)
+        with beside_engine(True):
+            assert counts() == (1, COUNT)
+        assert counts() == (1, COUNT)
+    assert counts() == (COUNT, COUNT)
+
+
+def test_an_error_gives_the_threads_back() -> None:
+    with pytest.raises(KeyError), beside_engine(True):
+        raise KeyError
+    assert counts() == (COUNT, COUNT)
+
+
+def test_nothing_changes_without_an_engine() -> None:
+    with beside_engine(False):
+        assert counts() == (COUNT, COUNT)
+
+
+def test_other_threads_keep_theirs() -> None:
+    found: list[tuple[int, int]] = []
+
+    def other() -> None:
+        torch.ones(1 << 20).sum()  # adopts the number of all, if it had none
+        found.append(counts())
+
+    with beside_engine(True):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert found == [(COUNT, COUNT)]
+
+
+class Noting(NoDrafter):
+    """Notes how many threads its own work has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[int, int]] = set()
+
+    def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
+        self.found.add(counts())
+        return super().advance(state, accepted)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("compiles", [True, False])
+def test_decoding_lays_torch_down_beside_a_compiled_target(compiles: bool) -> None:
+    model = tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model
+    target, drafter = HFTarget(model, compile=compiles, end_ids=frozenset()), Noting()
+    drafter.bind(target)
+    for _ in decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=3)):
+        assert counts() == (COUNT, COUNT), "the caller's own work is not touched"
+    assert drafter.found == {(1 if compiles else COUNT, COUNT)}
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("kind", [Hass, Recycling])
+def test_the_engine_keeps_its_threads(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the target and of a tree that a compiled layer drafts."""
+    model = tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model
+    target, drafter = HFTarget(model, compile=True, end_ids=frozenset()), kind()
+    drafter.bind(target)
+    found = set()
+    assert target.compiled is not None
+    runner = type(target.compiled).__mro__[1]
+    made = runner._call  # type: ignore[attr-defined]
+
+    def noted(*given: Any, **named: Any) -> Any:
+        call, held = made(*given, **named)
+        found.add(call.threads)
+        return call, held
+
+    monkeypatch.setattr(runner, "_call", noted)
+    shape = TreeShape(widths=(2, 2), keep=4)
+    list(decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=6, shape=shape)))
+    assert found == {COUNT}
