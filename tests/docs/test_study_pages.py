@@ -1093,3 +1093,19 @@ def test_the_table_of_draft_costs_is_its_record() -> None:
         found.setdefault(name, []).extend(cells)
     _, lines = table("draft", ROOT / "docs/engine.md")
     assert lines == found
+
+
+def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:
+    path = ROOT / "benchmarks/results/smollm2-suffix.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    repeat, edits = found["repeat"], found["edits"]
+    page = ROOT / "docs/drafters/suffix.md"
+    _, lines = table("ten requests", page)
+    assert lines == {
+        name: [f"{repeat['tokens_per_second'][key]:.0f}", f"{repeat['tokens_per_step'][key]:.2f}"]
+        for name, key in (("plain decoding", "plain"), ("first run", "first"), ("again", "second"))
+    }
+    _, lines = table("three rounds of edits", page)
+    assert lines == {name: [f"{mean:.2f}"] for name, mean in edits["tokens_per_step"].items()}
+    assert f"{edits['tokens']:,} tokens" in page.read_text(encoding="utf-8")
+    assert f"{len(edits['files'])} files" in page.read_text(encoding="utf-8")

