@@ -130,18 +130,17 @@ def repeat(target: HFTarget, data: Path) -> dict[str, Any]:
     drafter.bind(target)
     runs = []
     for way in (plain, drafter, drafter):
-        start, steps, texts = time.perf_counter(), Steps(), []
-        for prompt in prompts:
-            texts.append(steps.text(target, way, prompt, options))
+        start, steps = time.perf_counter(), Steps()
+        texts = [steps.text(target, way, prompt, options) for prompt in prompts]
         seconds = time.perf_counter() - start
         runs.append((texts, sum(map(len, texts)) / seconds, steps.mean))
-    texts = [told for told, _, _ in runs]
-    if texts[1:] != texts[:-1]:
+    plain_texts, *others = (told for told, _, _ in runs)
+    if any(told != plain_texts for told in others):
         sys.exit("suffix changed a text: see benchmarks/smollm2/equality.py")
     speeds, means = [speed for _, speed, _ in runs], [mean for _, _, mean in runs]
     return {
         "requests": len(prompts),
-        "tokens": sum(map(len, texts[0])),
+        "tokens": sum(map(len, plain_texts)),
         "tokens_per_second": dict(
             zip(("plain", "first", "second"), (round(one, 1) for one in speeds), strict=True)
         ),
