@@ -4,9 +4,9 @@
         --drafter prompt_lookup,suffix,lookahead,models/smollm2/hass
 
 Plain decoding writes 128 tokens to each prompt, one prompt at a time. Every drafter then does the
-same for --batch-size prompts at once, in its own default shape and with --trees in a fixed tree, so
-widths, rows and trees are not those of plain decoding. Adds to results/smollm2-equality.json:
-prompts, tokens, texts that differ. Reads no clock.
+same for --batch-size prompts at once, in its own default shape or in chains of --draft-length, and
+with --trees in a fixed tree, so widths, rows and trees are not those of plain decoding. Adds to
+results/smollm2-equality.json: prompts, tokens, texts that differ. Reads no clock.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SUITES = {
     "humaneval/HumanEval.jsonl.gz": 60,
     "gsm8k/test.jsonl.xz": 60,
 }
-SAME = ("weights", "drafter", "tree")
+SAME = ("weights", "drafter", "draft")
 """What a row of the record is of."""
-TREE = TreeShape(widths=(4, 2, 2, 1))
+TREE = {"tree 4,2,2,1": TreeShape(widths=(4, 2, 2, 1))}
 
 
 def texts(
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--weights", default="w8a8")
     parser.add_argument("--drafter", default="prompt_lookup,suffix,lookahead,models/smollm2/hass")
     parser.add_argument("--trees", action="store_true", help="each drafter in a tree, too")
+    parser.add_argument("--draft-length", type=int, help="of chains; left out: the drafter's shape")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--limit", type=int, help="prompts; left out: 200")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -88,9 +89,13 @@ def main() -> None:
         for file, count in SUITES.items()
         for prompt in load_prompts(options.data / "prompts" / file, limit=count)
     ][: options.limit]
+    shapes: dict[str, TreeShape | None] = {"own": None}
+    if options.draft_length is not None:
+        shapes = {f"chain of {options.draft_length}": TreeShape.chain(options.draft_length)}
+    shapes |= TREE if options.trees else {}
     plain = texts(target, NoDrafter(), prompts, 1, None)
     for name in options.drafter.split(","):
-        for shape in (None, TREE) if options.trees else (None,):
+        for draft, shape in shapes.items():
             drafter = load_drafter(name)
             drafter.bind(target)
             told = texts(target, drafter, prompts, options.batch_size, shape)
@@ -99,7 +104,7 @@ def main() -> None:
                 "weights": options.weights,
                 "engine": target.engine,
                 "drafter": short_name(name),
-                "tree": shape is not None,
+                "draft": draft,
                 "rows_at_once": options.batch_size,
                 "threads": torch.get_num_threads(),
                 "prompts": len(prompts),
