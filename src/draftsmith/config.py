@@ -179,7 +179,7 @@ def _set(options: Any, values: dict[str, Any], path: Sequence[str], text: str, k
     inner = getattr(options, name)
     if not rest:
         values[name] = as_dict(_from_text(kinds[name], text, key))
-    elif dataclasses.is_dataclass(inner):
+    elif dataclasses.is_dataclass(inner) and values[name] is not None:
         _set(inner, values[name], rest, text, key)
     else:
         raise InputError(f"option {key!r}: {name!r} has no options of its own")

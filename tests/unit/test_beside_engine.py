@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from draftsmith.bench.arms import WidthMeter
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.types import TreeShape
+from draftsmith.drafters import parallel, tree_growth
 from draftsmith.drafters.base import Accepted, DraftState
 from draftsmith.drafters.hass import Hass
+from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native import engine
 from draftsmith.targets.native.library import compiler
 from draftsmith.targets.threads import beside_engine, engine_threads
 from draftsmith.targets.toy import tiny_target
@@ -43,6 +51,8 @@ def test_torch_has_one_thread_there_and_the_engine_all() -> None:
             assert counts() == (1, COUNT)
         assert counts() == (1, COUNT)
     assert counts() == (COUNT, COUNT)
+    torch.set_num_threads(2)
+    assert counts() == (2, 2), "the engine's number is torch's again"
 
 
 def test_an_error_gives_the_threads_back() -> None:
@@ -84,33 +94,59 @@ class Noting(NoDrafter):
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("compiles", [True, False])
-def test_decoding_lays_torch_down_beside_a_compiled_target(compiles: bool) -> None:
+@pytest.mark.parametrize("timed", [True, False])
+def test_beside_a_compiled_target_torch_has_one_thread(compiles: bool, timed: bool) -> None:
+    """Also where the target is wrapped to be timed."""
     model = tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model
     target, drafter = HFTarget(model, compile=compiles, end_ids=frozenset()), Noting()
     drafter.bind(target)
-    for _ in decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=3)):
+    used = WidthMeter(target) if timed else target
+    for _ in decode(used, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=3)):
         assert counts() == (COUNT, COUNT), "the caller's own work is not touched"
     assert drafter.found == {(1 if compiles else COUNT, COUNT)}
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("kind", [Hass, Recycling])
-def test_the_engine_keeps_its_threads(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the target and of a tree that a compiled layer drafts."""
+@pytest.mark.parametrize(
+    ("kind", "asking"),
+    [(Hass, [engine]), (Parallel, [engine, parallel]), (Recycling, [engine])],
+)
+def test_the_engine_keeps_its_threads(
+    kind: Any, asking: list[ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the target and of what it drafts; torch has one while either runs."""
     model = tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model
     target, drafter = HFTarget(model, compile=True, end_ids=frozenset()), kind()
     drafter.bind(target)
-    found = set()
     assert target.compiled is not None
-    runner = type(target.compiled).__mro__[1]
-    made = runner._call  # type: ignore[attr-defined]
+    found: dict[ModuleType, set[tuple[int, int]]] = {module: set() for module in asking}
 
-    def noted(*given: Any, **named: Any) -> Any:
-        call, held = made(*given, **named)
-        found.add(call.threads)
-        return call, held
+    def noted(module: ModuleType) -> int:
+        found[module].add(counts())
+        return engine_threads()
 
-    monkeypatch.setattr(runner, "_call", noted)
+    for module in asking:
+        monkeypatch.setattr(module, "engine_threads", partial(noted, module))
     shape = TreeShape(widths=(2, 2), keep=4)
     list(decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=6, shape=shape)))
-    assert found == {COUNT}
+    assert found == {module: {(1, COUNT)} for module in asking}
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("kind", [Hass, Medusa, Parallel])
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_draft_is_beside_the_engine_where_that_runs_it(
+    kind: Any, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model
+    target, drafter = HFTarget(model, compile=compiles, end_ids=frozenset()), kind()
+    drafter.bind(target)
+    found: set[bool] = set()
+
+    def noted(runs: bool) -> AbstractContextManager[None]:
+        found.add(runs)
+        return beside_engine(runs)
+
+    monkeypatch.setattr(tree_growth, "beside_engine", noted)
+    list(decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=4)))
+    assert found == {compiles}

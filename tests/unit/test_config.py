@@ -187,6 +187,16 @@ def test_options_that_need_each_other_come_in_any_order(words: list[str]) -> Non
         override(Interval(), ["least=30"])
 
 
+@dataclass(frozen=True)
+class MayLack:
+    inner: Inner | None = field(default_factory=Inner)
+
+
+def test_options_of_what_was_left_out_are_refused() -> None:
+    with pytest.raises(InputError, match="'inner' has no options of its own"):
+        override(MayLack(), ["inner=none", "inner.rate=3"])
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

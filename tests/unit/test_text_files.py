@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,18 @@ def test_a_line_that_no_memory_holds_is_refused(
     assert next(lines)[1] == "a" * 99
     with pytest.raises(InputError, match="line 2 has more than 100 bytes: split it"):
         next(lines)
+
+
+def test_no_more_of_a_line_is_read_than_a_line_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "MOST_LINE", 100)
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(gzip.compress(b"a" * 10**7))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="line 1 has more than 100 bytes"):
+            next(text.read_lines(path))
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
