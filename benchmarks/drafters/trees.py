@@ -75,7 +75,6 @@ class Recorded:
         ]
         self._next = 0
         self.columns = Columns(vocab)
-        self.compiled = False
 
     def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None

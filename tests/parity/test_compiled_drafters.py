@@ -153,7 +153,6 @@ class LevelByLevel:
 
     def __init__(self, reader: Any) -> None:
         self.columns, self.root, self.level = reader.columns, reader.root, reader.level
-        self.compiled = reader.compiled
 
     def chain(self, depth_B: object, draws: object, confidence: float) -> None:
         return None

@@ -73,7 +73,6 @@ class OverAllTokens:
 
     def __init__(self, reader: Reader) -> None:
         self._reader, self._own = reader, reader.columns
-        self.compiled = reader.compiled
         self.columns = Columns(self._own.vocab_size)
 
     def root(self) -> Tensor:
@@ -245,8 +244,6 @@ def test_draws_and_their_laws_are_those_of_all_tokens(
 
 class Tied:
     """A reader of logits that are whole numbers, of every third token."""
-
-    compiled = False
 
     def __init__(self, count: int) -> None:
         self.columns = Columns(3 * count, torch.arange(count) * 3)

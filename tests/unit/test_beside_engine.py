@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,13 +13,15 @@ import torch
 
 from draftsmith.bench.arms import WidthMeter
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.types import TreeShape
-from draftsmith.drafters import parallel, tree_growth
-from draftsmith.drafters.base import Accepted, DraftState
+from draftsmith.core.types import DraftTree, TreeShape
+from draftsmith.drafters import parallel
+from draftsmith.drafters.base import Accepted, Drafter, DraftState
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.parallel import Parallel
+from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native import engine
@@ -132,21 +133,48 @@ def test_the_engine_keeps_its_threads(
     assert found == {module: {(1, COUNT)} for module in asking}
 
 
+def noting(monkeypatch: pytest.MonkeyPatch, cls: type[Drafter]) -> set[int]:
+    """How many threads torch has while drafters of this class draft."""
+    found: set[int] = set()
+    propose = cls.propose
+
+    def noted(*given: Any) -> DraftTree:
+        found.add(torch.get_num_threads())
+        return propose(*given)
+
+    monkeypatch.setattr(cls, "propose", noted)
+    return found
+
+
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("kind", [Hass, Medusa, Parallel])
 @pytest.mark.parametrize("compiles", [True, False])
-def test_a_draft_is_beside_the_engine_where_that_runs_it(
-    kind: Any, compiles: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_draft_has_one_thread_beside_a_compiled_target(
+    compiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model
-    target, drafter = HFTarget(model, compile=compiles, end_ids=frozenset()), kind()
+    target, drafter = HFTarget(model, compile=compiles, end_ids=frozenset()), Hass()
     drafter.bind(target)
-    found: set[bool] = set()
-
-    def noted(runs: bool) -> AbstractContextManager[None]:
-        found.add(runs)
-        return beside_engine(runs)
-
-    monkeypatch.setattr(tree_growth, "beside_engine", noted)
+    found = noting(monkeypatch, Hass)
     list(decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=4)))
-    assert found == {compiles}
+    assert found == {1 if compiles else COUNT}
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_draft_model_that_pytorch_runs_keeps_its_threads(
+    compiles: bool, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be large; also as a part of a cascade."""
+    small = tiny_target(64, seed=2, hidden=128, dtype=torch.float32).model
+    draft = Independent(Independent.Config(), model=HFTarget(small, compile=compiles))
+    drafter = Cascade([PromptLookup(), draft]) if joined else draft
+    target = HFTarget(
+        tiny_target(64, seed=1, hidden=128, dtype=torch.float32).model,
+        compile=True,
+        end_ids=frozenset(),
+    )
+    drafter.bind(target)
+    found = noting(monkeypatch, Independent)
+    list(decode(target, drafter, [[1, 2, 3]], DecodeOptions(max_new_tokens=4)))
+    assert found == {1 if compiles else COUNT}

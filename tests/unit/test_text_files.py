@@ -134,3 +134,15 @@ def test_no_more_of_a_line_is_read_than_a_line_may_have(
         assert tracemalloc.get_traced_memory()[1] < 10**6
     finally:
         tracemalloc.stop()
+
+
+def test_a_text_that_no_memory_holds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "MOST_TEXT", 100)
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(b"a" * 100))
+    assert text.read_text(path) == "a" * 100
+    path.write_bytes(gzip.compress(b"a" * 10**6))
+    with pytest.raises(InputError, match="is a text of more than 100 bytes: split it"):
+        text.read_text(path)

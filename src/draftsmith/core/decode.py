@@ -253,7 +253,7 @@ def decode(
                 row.tokens[have:] if row.finish is None else ()  # done: kept for its session alone
                 for row, have in zip(active, cached, strict=True)
             ]
-            with recorder.time("draft"):
+            with recorder.time("draft"), beside_engine(compiled and not drafter.wants_threads):
                 tree = _propose(drafter, state, shape, depth_B, active, options.sampler, noise)
                 if options.static_shapes:
                     tree = pad_nodes(tree, drafter.max_nodes(shape))

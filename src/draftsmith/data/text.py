@@ -124,8 +124,9 @@ def texts(files: Sequence[TextFile]) -> Iterator[str]:
         yield completion
 
 
-MOST_LINE = 64 * 2**20
-"""Bytes of a line: a small compressed file may hold one that no memory does."""
+MOST_LINE, MOST_TEXT = 64 * 2**20, 2**30
+"""Bytes of a line, and of a file that is one text: a small compressed file may hold more than any
+memory."""
 
 
 @contextlib.contextmanager
@@ -160,7 +161,13 @@ def _decoded(data: bytes, encoding: str, where: str) -> str:
 def read_text(path: Path) -> str:
     """The whole text of a plain, .gz or .xz file. Raises InputError naming it."""
     with _opened(path) as file:
-        return _decoded(file.read(), "utf-8", str(path))
+        raw = file.read(MOST_TEXT + 1)
+    require(
+        len(raw) <= MOST_TEXT,
+        f"{path} is a text of more than {MOST_TEXT:,} bytes: split it, or give JSONL with the "
+        "field `text`",
+    )
+    return _decoded(raw, "utf-8", str(path))
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:

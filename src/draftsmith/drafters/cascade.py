@@ -66,6 +66,10 @@ class Cascade(Drafter):
         self.reads_predictions = any(part.reads_predictions for part in parts)
         self._check_signals()
 
+    @property
+    def wants_threads(self) -> bool:
+        return any(part.wants_threads for part in self.parts)
+
     def _check_signals(self) -> None:
         reading = [part for part in self.parts if part.signals != Signals()]
         names = " and ".join(type(part).__name__ for part in reading)

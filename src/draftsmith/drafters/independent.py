@@ -59,6 +59,7 @@ from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.base import Target
 from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import causal_head
+from draftsmith.targets.native.engine import engine_of
 
 
 @dataclass
@@ -132,6 +133,10 @@ class Independent(Drafter):
         self._draft = model
         if isinstance(getattr(model, "model", None), torch.nn.Module):
             self.model = model.model  # type: ignore[attr-defined]  # trains as our own weights
+
+    @property
+    def wants_threads(self) -> bool:
+        return engine_of(self._draft) is None
 
     @property
     def draft_model(self) -> Target | None:

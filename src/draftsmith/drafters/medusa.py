@@ -187,7 +187,6 @@ class _HeadReader:
     def __init__(self, heads: Heads, feature_BH: Tensor, engine: HeadEngine | None) -> None:
         self._heads, self._feature_BH, self._depth = heads, feature_BH, 0
         self._engine = engine
-        self.compiled = engine is not None
         self.columns = heads.columns
         self._own_BKD = torch.empty(0) if engine is None else engine.logits(feature_BH)
 

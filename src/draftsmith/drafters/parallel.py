@@ -272,7 +272,6 @@ class BlockReader:
     ) -> None:
         self._network, self._target, self._state, self._count = network, target, state, count
         self._engine = engine
-        self.compiled = engine is not None
         ids_D = network.target_ids if engine is None else engine.token_of_D
         self.columns = Columns(target.vocab_size, ids_D)
         self._own_BPD = torch.empty(0)

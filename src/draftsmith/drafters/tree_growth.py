@@ -28,7 +28,6 @@ from draftsmith.drafters.base import TextState
 from draftsmith.drafters.columns import Columns
 from draftsmith.targets.base import Target, feed_beginning, stay_inside
 from draftsmith.targets.native.engine import Draws, engine_of
-from draftsmith.targets.threads import beside_engine
 
 
 class Reader(Protocol):
@@ -37,11 +36,6 @@ class Reader(Protocol):
     @property
     def columns(self) -> Columns:
         """The tokens that its D logits are of."""
-        ...
-
-    @property
-    def compiled(self) -> bool:
-        """The compiled engine runs its forwards."""
         ...
 
     def root(self) -> Tensor:
@@ -118,7 +112,6 @@ class ModelReader:
         self._vocabularies = vocabularies
         ids_on = vocabularies.ids_on
         self.columns = Columns(vocabularies.size, None if ids_on is None else ids_on(model.device))
-        self.compiled = engine_of(model) is not None
         self._depth = 0
 
     def chain(
@@ -352,15 +345,14 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
     """
     if how.sampler.temperature == 0:
         how = replace(how, choice="greedy")
-    with beside_engine(reader.compiled):
-        if shape.is_dynamic:
-            return grow_dynamic(reader, shape, depth_B)
-        if shape.is_chain and how.reads_logits_alone:
-            draws = None if how.choice == "greedy" else how.draws
-            found = reader.chain(np.minimum(depth_B, shape.depth), draws, how.confidence)
-            if found is not None:
-                return _tree_of(found, how, reader.columns)
-        return _grow_fixed(reader, shape, depth_B, how)
+    if shape.is_dynamic:
+        return grow_dynamic(reader, shape, depth_B)
+    if shape.is_chain and how.reads_logits_alone:
+        draws = None if how.choice == "greedy" else how.draws
+        found = reader.chain(np.minimum(depth_B, shape.depth), draws, how.confidence)
+        if found is not None:
+            return _tree_of(found, how, reader.columns)
+    return _grow_fixed(reader, shape, depth_B, how)
 
 
 def _tree_of(chain: Chain, how: ChildSelection, columns: Columns) -> DraftTree:

@@ -194,7 +194,6 @@ class PairReader:
     ) -> None:
         self._network, self._target, self._state = network, target, state
         self._engine = engine
-        self.compiled = engine is not None
         ids_D = network.target_ids if engine is None else engine.token_of_D
         self.columns = Columns(target.vocab_size, ids_D)
         self._above_BTH = torch.empty(0)
