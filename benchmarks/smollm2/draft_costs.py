@@ -3,15 +3,16 @@
     python benchmarks/smollm2/draft_costs.py                 # on an idle machine; some minutes
 
 Every drafter decodes on, a step at a time, in turns with the others and with forwards of one
-token; a draft's cost is the median over rounds. Each is run by the compiled engine and by PyTorch
-beside the same target. Networks other than the shipped layer have random weights, so that nothing
-of theirs is accepted, and each draft reads one settled token. Adds to
-results/smollm2-draft-costs.json.
+token; a draft's cost is the median over rounds. First the compiled engine runs all, then PyTorch,
+beside the same target: PyTorch's threads go on turning for a while, and would slow the engine's.
+Networks other than the shipped layer have random weights, so that nothing of theirs is accepted,
+and each draft reads one settled token. Adds to results/smollm2-draft-costs.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,14 +114,9 @@ def measured(
     """Rows of the record, one for each draft and engine."""
     prompts = [prompt.token_ids(target.tokenizer) for prompt in dozen_prompts()]
     rows = []
-    for temperature in (0.0, 1.0):
-        ways = [
-            (draft, compiled)
-            for draft in drafts
-            if draft.temperature == temperature
-            for compiled in (True, False)
-        ]
-        arms = [arm(draft, target, compiled=compiled) for draft, compiled in ways]
+    for temperature, compiled in itertools.product((0.0, 1.0), (True, False)):
+        ways = [draft for draft in drafts if draft.temperature == temperature]
+        arms = [arm(draft, target, compiled=compiled) for draft in ways]
         meter = CostMeter(
             target,
             arms,
@@ -131,7 +127,7 @@ def measured(
         )
         meter.measure(rounds)
         token = meter.table().target_seconds(1)
-        for (draft, compiled), costs in zip(ways, meter.steps(), strict=True):
+        for draft, costs in zip(ways, meter.steps(), strict=True):
             seconds = middle(costs)
             rows.append(
                 {

@@ -1109,3 +1109,35 @@ def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:
     assert lines == {name: [f"{mean:.2f}"] for name, mean in edits["tokens_per_step"].items()}
     assert f"{edits['tokens']:,} tokens" in page.read_text(encoding="utf-8")
     assert f"{len(edits['files'])} files" in page.read_text(encoding="utf-8")
+
+
+def test_what_lies_outside_of_loops_in_three_languages_is_in_a_record() -> None:
+    path = ROOT / "benchmarks/results/languages-some.json"
+    record = json.loads(path.read_text(encoding="utf-8"))["languages"]
+    shares, way = [one["loop_share"] for one in record.values()], "chain 8, T = 0"
+    languages, lines = table("tokens per step at T = 0, all / outside of loops", PAGE)
+    assert languages == list(record)
+    assert lines.pop("target's tokens in loops") == [f"{100 * one['0']:.0f} %" for one in shares]
+    drawn = [row["decoded"]["chain 8, T = 1"] for one in record.values() for row in one["drafts"]]
+    assert max(one["loop_share"] for one in drawn) <= 0.02
+    runs = {
+        "undistilled": "undistilled",
+        "TVD, greedy": "greedy-tvd-480-s0",
+        "JSD, 4 samples": "draws-4-jsd-480-s0",
+        "reverse KL, 4 samples": "draws-4-rkl-480-s0",
+    }
+    assert list(lines) == list(runs)
+    for words, cells in lines.items():
+        rows = [
+            row for one in record.values() for row in one["drafts"] if row["name"] == runs[words]
+        ]
+        assert cells == [
+            f"{row['tau'][way]:.2f} / {row['decoded'][way]['tau_outside_loops']:.2f}"
+            for row in rows
+        ]
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    german, chinese, japanese = (f"{100 * one['0']:.0f} %" for one in shares)
+    assert (
+        f"at T = 0, {german} of the target's tokens for German, {chinese} for Chinese, {japanese} "
+        "for Japanese" in page
+    )

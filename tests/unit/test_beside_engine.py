@@ -165,7 +165,7 @@ def test_a_draft_has_one_thread_beside_a_compiled_target(
 def test_a_draft_model_that_pytorch_runs_keeps_its_threads(
     compiles: bool, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be large; also as a part of a cascade."""
+    """Also as a part of a cascade."""
     small = tiny_target(64, seed=2, hidden=128, dtype=torch.float32).model
     draft = Independent(Independent.Config(), model=HFTarget(small, compile=compiles))
     drafter = Cascade([PromptLookup(), draft]) if joined else draft

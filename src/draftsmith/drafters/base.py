@@ -148,8 +148,8 @@ class Drafter(nn.Module, abc.ABC):
     longest: int | None = None
     """The deepest draft that it can make; None: as deep as it is asked."""
     wants_threads: bool = False
-    """A model of its own is run by PyTorch and may be large: it keeps PyTorch's threads where the
-    target runs in the compiled engine."""
+    """A network of its own is run by PyTorch: drafts keep PyTorch's threads where the target runs
+    in the compiled engine."""
     reads_predictions: bool = False
     """Whether it drafts from `RequestBatch.predictions`."""
 

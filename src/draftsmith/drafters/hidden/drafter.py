@@ -452,6 +452,10 @@ class TrainedDrafter(Drafter):
         """As it was when the request began."""
         return None if self._compiled is None else self._compiled[1]
 
+    @property
+    def wants_threads(self) -> bool:
+        return self._engine_of_request is None
+
     def resume(self, state: DraftState, request: RequestBatch) -> DraftState:
         self._engine()
         return super().resume(state, request)
