@@ -1071,8 +1071,10 @@ def test_no_text_of_the_record_differs() -> None:
     found: dict[str, set[str]] = {}
     for row in rows:
         found.setdefault(row["weights"], set()).add(row["drafter"])
-    three = {"eagle", "fspad", "griffin"}
-    assert found["w8a8"] == {"prompt_lookup", "suffix", "hass", "suffix+hass", *three}
+    trees, chains = {"eagle", "fspad", "griffin"}, {"medusa", "eagle3"}
+    assert found["w8a8"] == {"prompt_lookup", "suffix", "hass", "suffix+hass", *trees, *chains}
+    assert {row["drafter"] for row in rows if row["draft"] == "chain of 4"} == chains
+    assert found["auto"] == {"suffix", "hass", "suffix+hass"}
     assert {row["tokens"] for row in rows if row["weights"] == "w8a8"} == {21_925}
     page = ROOT / "docs/losslessness.md"
     _, lines = table("weights", page)
