@@ -1071,7 +1071,7 @@ def test_no_text_of_the_record_differs() -> None:
     found: dict[str, set[str]] = {}
     for row in rows:
         found.setdefault(row["weights"], set()).add(row["drafter"])
-    trees, chains = {"eagle", "fspad", "griffin"}, {"medusa", "eagle3"}
+    trees, chains = {"eagle", "fspad", "griffin"}, {"medusa", "eagle3", "parallel", "recycling"}
     assert found["w8a8"] == {"prompt_lookup", "suffix", "hass", "suffix+hass", *trees, *chains}
     assert {row["drafter"] for row in rows if row["draft"] == "chain of 4"} == chains
     assert found["auto"] == {"suffix", "hass", "suffix+hass"}
