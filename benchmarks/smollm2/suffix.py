@@ -19,7 +19,6 @@ import argparse
 import itertools
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,24 +29,24 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from draftsmith.bench.arms import time_decode
 from draftsmith.core.cache import Block, KVCache, KVSpec
-from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.decode import DecodeOptions
+from draftsmith.core.generation import Arm
 from draftsmith.core.types import Signals, TargetOutput
-from draftsmith.data.suites import load_prompts
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.provenance import machine_summary, write_json_atomic
 from draftsmith.targets.base import Target
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
+from smollm2.measure import first_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "smollm2-suffix.json"
-SUITES = {
-    "mt_bench/question.jsonl": 4,
-    "humaneval/HumanEval.jsonl.gz": 3,
-    "gsm8k/test.jsonl.xz": 3,
-}
+REQUESTS = {"MT-bench": 4, "HumanEval": 3, "GSM8K": 3}
+LENGTH = 128
+"""Tokens of an answer to a request, at most."""
 MEMORY = "memory=200000"
 DRAFTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt_lookup": ("prompt_lookup", ()),
@@ -92,60 +91,57 @@ class Replay:
 
 
 @dataclass
-class Steps:
-    """Counts over several texts, the prefill steps left out."""
+class Counts:
+    """Of several texts."""
 
     tokens: int = 0
-    steps: int = 0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    seconds: float = 0.0
 
     @property
-    def mean(self) -> float:
-        return round(self.tokens / self.steps, 4)
+    def per_step(self) -> float:
+        return round(self.decode_tokens / self.decode_steps, 4)
+
+    @property
+    def per_second(self) -> float:
+        return round(self.tokens / self.seconds, 1)
 
     def text(
-        self, target: Target, drafter: Drafter, prompt: Sequence[int], options: DecodeOptions
+        self, target: Target, drafter: Drafter, prompt: Sequence[int], max_new_tokens: int
     ) -> list[int]:
         """Decode and count one text; its tokens."""
-        told: list[int] = []
-        for step in decode(target, drafter, [prompt], options):
-            told += step.emitted[0]
-            if not step.prefill:
-                self.tokens += len(step.emitted[0])
-                self.steps += 1
-        return told
+        arm, options = Arm(name="", drafter=drafter), DecodeOptions(max_new_tokens=max_new_tokens)
+        run = time_decode(target, arm, [prompt], options, [0])
+        assert run.decode_steps is not None
+        self.tokens += len(run.tokens[0])
+        self.decode_tokens += run.decode_tokens[0]
+        self.decode_steps += run.decode_steps[0]
+        self.seconds += run.seconds
+        return list(run.tokens[0])
 
 
 def repeat(target: HFTarget, data: Path) -> dict[str, Any]:
     """The same requests twice."""
-    prompts = [
-        prompt.token_ids(target.tokenizer)
-        for file, count in SUITES.items()
-        for prompt in load_prompts(data / "prompts" / file, limit=count)
-    ]
-    options = DecodeOptions(max_new_tokens=128)
-    plain = load_drafter("none")
+    prompts = first_prompts(data, REQUESTS, target.tokenizer)
+    plain, drafter = load_drafter("none"), load_drafter("suffix", (MEMORY,))
     plain.bind(target)
-    Steps().text(target, plain, prompts[0], options)  # the first forwards are slower
-    drafter = load_drafter("suffix", (MEMORY,))
     drafter.bind(target)
-    runs = []
-    for way in (plain, drafter, drafter):
-        start, steps = time.perf_counter(), Steps()
-        texts = [steps.text(target, way, prompt, options) for prompt in prompts]
-        seconds = time.perf_counter() - start
-        runs.append((texts, sum(map(len, texts)) / seconds, steps.mean))
-    plain_texts, *others = (told for told, _, _ in runs)
-    if any(told != plain_texts for told in others):
+    Counts().text(target, plain, prompts[0], LENGTH)  # the first forwards are slower
+    ways = {"plain": plain, "first": drafter, "second": drafter}
+    found = {name: Counts() for name in ways}
+    texts = {
+        name: [found[name].text(target, way, prompt, LENGTH) for prompt in prompts]
+        for name, way in ways.items()
+    }
+    if not texts["plain"] == texts["first"] == texts["second"]:
         sys.exit("suffix changed a text: see benchmarks/smollm2/equality.py")
-    speeds, means = [speed for _, speed, _ in runs], [mean for _, _, mean in runs]
     return {
         "requests": len(prompts),
-        "tokens": sum(map(len, plain_texts)),
-        "tokens_per_second": dict(
-            zip(("plain", "first", "second"), (round(one, 1) for one in speeds), strict=True)
-        ),
-        "tokens_per_step": dict(zip(("plain", "first", "second"), means, strict=True)),
-        "second_over_first": round(speeds[2] / speeds[1], 3),
+        "tokens": found["plain"].tokens,
+        "tokens_per_second": {name: one.per_second for name, one in found.items()},
+        "tokens_per_step": {name: one.per_step for name, one in found.items()},
+        "second_over_first": round(found["second"].per_second / found["first"].per_second, 3),
     }
 
 
@@ -170,7 +166,7 @@ def edited(tokenizer: Any) -> Iterator[tuple[str, list[list[int]]]]:
 
 def edits(model: HFTarget) -> dict[str, Any]:
     """Tokens per step of each drafter over all rounds of all files; `model` has the tokens."""
-    tokenizer, found = model.tokenizer, {name: Steps() for name in DRAFTERS}
+    tokenizer, found = model.tokenizer, {name: Counts() for name in DRAFTERS}
     ask = tokenizer("Edit this file as we said, and give the whole file:\n\n")["input_ids"]
     files = []
     for path, versions in edited(tokenizer):
@@ -184,18 +180,19 @@ def edits(model: HFTarget) -> dict[str, Any]:
             prompt = [*ask, *before]
             target = Replay(model.vocab_size, [*prompt, *after])
             for name, drafter in drafters.items():
-                options = DecodeOptions(max_new_tokens=len(after))
-                assert found[name].text(target, drafter, prompt, options) == after
-        print(path, {name: steps.mean for name, steps in found.items()}, flush=True)
+                assert found[name].text(target, drafter, prompt, len(after)) == after
+        print(path, {name: one.per_step for name, one in found.items()}, flush=True)
         if len(files) == FILES:
             break
     return {
         "commit": git("rev-parse", "HEAD").strip(),
         "files": files,
         "rounds": ROUNDS,
-        "tokens": found["suffix"].tokens,
-        "tokens_per_step": {name: steps.mean for name, steps in found.items()},
-        "suffix_over_prompt_lookup": round(found["suffix"].mean / found["prompt_lookup"].mean, 3),
+        "tokens": found["suffix"].decode_tokens,
+        "tokens_per_step": {name: one.per_step for name, one in found.items()},
+        "suffix_over_prompt_lookup": round(
+            found["suffix"].per_step / found["prompt_lookup"].per_step, 3
+        ),
     }
 
 
