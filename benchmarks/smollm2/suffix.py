@@ -92,7 +92,7 @@ class Replay:
 
 @dataclass
 class Counts:
-    """Of several texts."""
+    """What several texts took; tokens per step are without the prefill steps."""
 
     tokens: int = 0
     decode_tokens: int = 0
