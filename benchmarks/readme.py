@@ -188,8 +188,8 @@ def drafted(
     yield "" if one is None else interval(one["speedup"], one["interval"])
 
 
-def peers() -> Iterator[str]:
-    path = RESULTS / "peers.json"
+def peers(record: str = "peers.json") -> Iterator[str]:
+    path = RESULTS / record
     if not path.exists():
         return
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -322,6 +322,7 @@ def main() -> None:
     fill("README.md", [*peers()])
     fill("docs/engine.md", [*engine()], "engine")
     fill("docs/measured.md", [*peers()], "real")
+    fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")
     fill("docs/measured.md", [*machine(), *quickstart()], "quickstart")
     fill("docs/measured.md", [*core(), *drafters(), *live()])
 

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftsmith.bench.costs import Workload, chain_arms, doubling
+from draftsmith.bench.costs import Workload, clipped_arms, doubling
 from draftsmith.config import from_dict
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
@@ -163,7 +163,7 @@ def compare(
     sets = prompt_sets(target, count)
     fixed: dict[int, list[Priced]] = {length: [] for length in lengths}
     for prompts in sets:
-        ways = [controlled(f"{prompts.cost_temperature:g}"), *chain_arms(arm, lengths)]
+        ways = [controlled(f"{prompts.cost_temperature:g}"), *clipped_arms(arm, lengths)]
         auto, *others = (price(target, way, prompts, measured, tokens) for way in ways)
         for length, one in zip(lengths, others, strict=True):
             fixed[length].append(one)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from draftsmith.bench.arms import time_decode
-from draftsmith.bench.costs import CostTable, Workload, chain_arms, doubling, open_meter
-from draftsmith.bench.costs import step_costs as costs_by_length
+from draftsmith.bench.costs import CostTable, Workload, measure_all
 from draftsmith.bench.loops import in_loops
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
@@ -171,16 +170,8 @@ def arms(target: HFTarget, trained: Path | None) -> tuple[Arm, ...]:
 def measure(
     target: HFTarget, drafters: Sequence[Arm], sampler: Sampler, workload: Workload, rounds: int
 ) -> Measured:
-    lengths = [(0, *doubling(arm.used_shape.depth)) for arm in drafters]
-    chains = [chain_arms(arm, some) for arm, some in zip(drafters, lengths, strict=True)]
-    meter = open_meter(target, [one for some in chains for one in some], sampler, workload)
-    meter.measure(rounds)
-    table, steps, first, costs = meter.table(), meter.steps(), 0, {}
-    for arm, some in zip(drafters, lengths, strict=True):
-        own = steps[first : first + len(some)]
-        costs[arm.name] = costs_by_length(table, arm.drafter, some, own)
-        first += len(some)
-    return Measured(table=table, by_length=costs)
+    meter, costs = measure_all(target, drafters, sampler, workload, rounds)
+    return Measured(table=meter.table(), by_length=costs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what the shipped
 
 import mini_code
 from draftsmith.bench import records as bench_records
-from draftsmith.bench.costs import (
-    Workload,
-    chain_arms,
-    doubling,
-    open_meter,
-    step_costs,
-)
+from draftsmith.bench.costs import Workload, measure_all
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.run import Bench, BenchPlan, Item
 from draftsmith.commands import bench as bench_recipe
@@ -158,17 +152,10 @@ def measured_costs(
     target: HFTarget, arms: Sequence[Arm], items: Sequence[Item], amounts: Amounts
 ) -> dict[str, StepCosts]:
     """What a step costs by draft length, all drafts interleaved."""
-    lengths = (0, *doubling(amounts.longest))
-    chains = [one for arm in arms for one in chain_arms(arm, lengths)]
+    chains = [replace(arm, shape=TreeShape.chain(amounts.longest)) for arm in arms]
     workload = Workload(prompts=[item.tokens for item in items], max_new_tokens=amounts.tokens)
-    meter = open_meter(target, chains, Sampler(), workload)
-    meter.measure(amounts.rounds)
-    table, steps = meter.table(), meter.steps()
-    parts = [steps[i : i + len(lengths)] for i in range(0, len(steps), len(lengths))]
-    return {
-        arm.name: step_costs(table, arm.drafter, lengths, part)
-        for arm, part in zip(arms, parts, strict=True)
-    }
+    _, costs = measure_all(target, chains, Sampler(), workload, amounts.rounds)
+    return costs
 
 
 def time_all(

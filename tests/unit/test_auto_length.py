@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from draftsmith.bench import costs as bench_costs
 from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import REFRESH, Workload
 from draftsmith.config import from_dict
+from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import DraftingConfig
+from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.targets.base import Target
@@ -53,6 +56,43 @@ def test_the_text_is_that_of_plain_decoding(drafter: str, models: Path, command:
     assert found["token_ids"] == expected["token_ids"]
 
 
+@pytest.mark.parametrize("tree", ["2,2,1", "3x3:7"])
+def test_the_text_of_a_tree_that_grows_as_deep_as_pays_is_that_of_plain_decoding(
+    tree: str, models: Path, command: Command
+) -> None:
+    drafter = ["--drafter", f"independent:{models / 'draft'}", "--draft-tree", tree]
+    plain = command(*words(models))
+    auto = command(*words(models, *drafter, "--draft-length", "auto"))
+    assert auto[0] == 0, auto[2]
+    assert "with drafts 1, 3 deep a step lasts" in auto[2]
+    (expected,), (found,) = json.loads(plain[1])["results"], json.loads(auto[1])["results"]
+    assert found["token_ids"] == expected["token_ids"]
+
+
+@pytest.mark.parametrize(("draft", "accepted"), [(0.0, 3), (9.0, 0)])
+def test_a_tree_is_priced_by_its_nodes_and_left_out_where_it_costs_too_much(
+    draft: float, accepted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def priced(_target: Target, arm: Arm, *_: object) -> StepCosts:
+        nodes = [one.used_shape.num_nodes for one in bench_costs.arms_by_depth(arm)]
+        assert nodes == [0, 2, 6, 10]  # cut to no token, 1, 2 and 3
+        return StepCosts(target_D=(1.0,) * 4, draft_D=(0.0, *[draft] * 3), in_vain=1.0)
+
+    monkeypatch.setattr(bench_costs, "measure", priced)
+    twin = TabularTarget(8)
+    drafter = Independent(Independent.Config(proposal="greedy"), model=twin)
+    drafter.bind(TARGET)
+    tree = TreeShape(widths=(2, 2, 1))
+    grown = DraftingConfig(draft_length="auto", draft_tree="2,2,1")
+    arms = [Arm(name="x", drafter=drafter, shape=tree)]
+    (arm,) = bench_costs.with_controllers(arms, grown, TARGET, Sampler(), WORK)
+    options = arm.adapt(DecodeOptions(max_new_tokens=60))
+    for number in range(3):
+        steps = list(decode(TARGET, drafter, [(1, 2, 3)], replace(options, seed=number)))
+    assert steps[-2].accepted == (accepted,)
+    assert steps[-2].proposed == ((10,) if accepted else (0,))
+
+
 def test_costs_are_measured_once_and_said_in_one_line(
     models: Path, command: Command, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +104,7 @@ def test_costs_are_measured_once_and_said_in_one_line(
         (sentence,) = [text for text in err.splitlines() if "times a plain one" in text]
         return sentence
 
-    assert said().startswith("prompt_lookup: with 1, 4, 16 drafted tokens a step lasts ")
+    assert said().startswith("prompt_lookup: with drafts 1, 4, 16 deep a step lasts ")
     (kept,) = (cache / "draftsmith" / "costs").iterdir()
     before = kept.read_bytes()
     assert "measured on 20" in said()
@@ -200,6 +240,9 @@ def test_only_arms_that_follow_the_option_get_a_controller(
         assert isinstance(arm.policy, Learning)
         assert arm.policy.policy == CostAware(costs=CHEAP)
     assert lookup.policy is not ahead.policy  # each learns of its own drafts
+    tree = DraftingConfig(draft_length="auto", draft_tree="2,1")
+    with pytest.raises(InputError, match="prompt_lookup drafts chains, no trees"):
+        open_drafters(["prompt_lookup"], tree, TARGET)
     fixed = DraftingConfig(draft_length=3)
     arms = open_drafters(["prompt_lookup"], fixed, TARGET)
     assert bench_costs.with_controllers(arms, fixed, TARGET, Sampler(), WORK) == arms

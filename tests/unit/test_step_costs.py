@@ -11,7 +11,8 @@ from draftsmith.bench.costs import (
     Cost,
     CostTable,
     Workload,
-    chain_arms,
+    arms_by_depth,
+    clipped_arms,
     doubling,
     measure,
     probed_arms,
@@ -95,7 +96,7 @@ def test_between_measured_lengths_costs_are_linear() -> None:
         draft=(),
     )
     steps = [[Cost(width=w, seconds=0.5 * n)] * 3 for n, w in widths.items()]
-    found = step_costs(table, PromptLookup(), tuple(widths), steps)
+    found = step_costs(table, arms_by_depth(arm("prompt_lookup", 4)), steps)
     assert found == StepCosts(target_D=(1, 2, 3, 4, 5), draft_D=(0, 0.5, 1, 1.5, 2), in_vain=1.5)
 
 
@@ -108,10 +109,10 @@ def test_steps_in_which_nothing_was_found_say_nothing_of_a_whole_draft() -> None
     )
     idle = [Cost(width=1, seconds=0.1)]
     vain, whole = [Cost(width=1, seconds=0.1)] * 4, [Cost(width=3, seconds=0.7)]
-    lookup = PromptLookup()
-    found = step_costs(table, lookup, (0, 2), [idle, vain + whole])
+    arms = clipped_arms(arm("prompt_lookup", 2), (0, 2))
+    found = step_costs(table, arms, [idle, vain + whole])
     assert (found.target_D[2], found.draft_D[2]) == (3.0, 0.7)
-    assert step_costs(table, lookup, (0, 2), [idle, vain]).target_D[2] == 3.0
+    assert step_costs(table, arms, [idle, vain]).target_D[2] == 3.0
 
 
 def test_what_else_the_target_is_asked_counts_also_in_vain() -> None:
@@ -122,7 +123,7 @@ def test_what_else_the_target_is_asked_counts_also_in_vain() -> None:
         draft=(),
     )
     steps = [[Cost(width=1, seconds=0.0)], [Cost(width=42, seconds=1.0)]]
-    found = step_costs(table, Lookahead(), (0, 2), steps)
+    found = step_costs(table, clipped_arms(arm("lookahead", 2), (0, 2)), steps)
     assert found.target_D == (1.0, 21.5, 42.0)
     assert found.in_vain == 28.0 + 0.5  # its window of 27, without a guess
 
@@ -152,5 +153,5 @@ def test_a_short_context_is_used_as_far_as_it_goes_and_then_refused() -> None:
 
 
 def test_chains_of_no_token_never_ask_the_drafter() -> None:
-    (idle,) = chain_arms(arm("independent", 4), (0,))
+    (idle,) = clipped_arms(arm("independent", 4), (0,))
     assert idle.used_shape.depth == 0

@@ -16,7 +16,7 @@ from tests.robustness.test_command_line import command as command  # a fixture
 from tests.tiny_models import save_pair
 
 from draftsmith import cli
-from draftsmith.bench import tuner
+from draftsmith.bench import costs, tuner
 from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import Cost, CostTable, DraftCost, Workload
 from draftsmith.bench.tuner import Candidate, Measurement, Tuning, between
@@ -81,6 +81,11 @@ def test_every_drafter_is_tried_with_every_shape_it_can_draft(found: dict[str, A
     drawn = ("--draft-proposal", "without_replacement")
     assert ("independent", ("--draft-tree", "2,2,1", *drawn)) in flags
     assert not any(name != "independent" and "--draft-tree" in some for name, some in flags)
+    trees = [one for one in found["payload"]["candidates"] if "--draft-tree" in one["flags"]]
+    fastest = next(one for one in trees if "auto" not in one["flags"])
+    (grown,) = (one for one in trees if "auto" in one["flags"])
+    assert grown["flags"] == ["--draft-length", "auto", *fastest["flags"]]
+    assert grown["shape"] == f"as deep as pays in {fastest['shape']}"
 
 
 def test_the_fastest_is_first_and_figures_agree(found: dict[str, Any]) -> None:
@@ -185,7 +190,8 @@ class LinearMeter:
 
     def steps(self) -> list[list[Cost]]:
         return [
-            [Cost(width=1 + arm.used_shape.depth, seconds=self.drafting(arm))] for arm in self.arms
+            [Cost(width=1 + arm.used_shape.num_nodes, seconds=self.drafting(arm))]
+            for arm in self.arms
         ]
 
     def table(self) -> CostTable:
@@ -227,7 +233,7 @@ def together(measurement: Measurement, rows: int) -> float:
 def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(costs, "open_meter", LinearMeter)
     monkeypatch.setattr(LinearMeter, "slope", 0.01)
     more = ["--batch-sizes", "1,2", "--max-new-tokens", "48"]  # long enough to repeat themselves
     found = tuned(models, tmp_path, "--drafter", "prompt_lookup", *more)
@@ -244,7 +250,7 @@ def test_a_batch_is_priced_by_what_batches_cost_and_waits_for_its_longest_row(
 def test_in_batches_too_the_best_draft_may_be_a_tree_or_auto(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(costs, "open_meter", LinearMeter)
     drafters = f"independent:{models / 'draft'},prompt_lookup"
     found = tuned(models, tmp_path, "--drafter", drafters, "--batch-sizes", "1,2")
     alone, _, model, lookup = found.batches
@@ -260,7 +266,7 @@ def test_in_batches_too_the_best_draft_may_be_a_tree_or_auto(
         if one.measurement.depth and not one.measurement.length
     ]
     # a controller that knows what batches cost may well draft nothing, which costs nothing
-    assert model.measurement.label == "auto" or model.measurement in trees
+    assert model.measurement.depth is None or model.measurement in trees
     assert model.speedup >= max(together(measurement, 2) for measurement in trees) - 1e-9
     assert lookup.measurement.label == "auto"
     lookups = [measurement for measurement in chains if measurement.drafter == "prompt_lookup"]
@@ -325,7 +331,7 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
 def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(costs, "open_meter", LinearMeter)
     opened = hf.load_target
 
     def ended(*source: Any, **options: Any) -> Any:
@@ -342,7 +348,7 @@ def test_drafts_that_end_every_text_in_the_step_of_its_prompt_are_left_out(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target that drafts for itself: four tokens are one step with a chain of four."""
-    monkeypatch.setattr(tuner, "open_meter", LinearMeter)
+    monkeypatch.setattr(costs, "open_meter", LinearMeter)
     drafter = f"independent:{models / 'target'}"
     found = tuned(models, tmp_path, "--drafter", drafter, "--max-new-tokens", "4")
     lengths = {one.measurement.length for one in found.candidates}

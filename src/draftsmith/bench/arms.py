@@ -374,7 +374,8 @@ def _shaped(name: str, drafter: Drafter, options: DraftingConfig, target: Target
     if options.draft_length == "auto":  # the policy comes when costs are known
         from draftsmith.plan.length_policy import LONGEST_AUTO
 
-        shape = TreeShape.chain(min(LONGEST_AUTO, drafter.longest or LONGEST_AUTO))
+        longest = TreeShape.chain(min(LONGEST_AUTO, drafter.longest or LONGEST_AUTO))
+        shape = longest if shape is None else shape
     elif options.draft_length == "adaptive":
         from draftsmith.plan.length_policy import AdaptiveLength
 

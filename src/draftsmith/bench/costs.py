@@ -42,7 +42,6 @@ from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.core.types import Signals, TreeShape
-from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.errors import DraftsmithError, InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
@@ -423,16 +422,22 @@ def doubling(longest: int) -> tuple[int, ...]:
     return tuple(sorted({longest, *(1 << n for n in range(longest.bit_length()))}))
 
 
-def chain_arms(arm: Arm, lengths: Sequence[int]) -> tuple[Arm, ...]:
-    """Return the arm with chains of these lengths, whatever its policy."""
-    return tuple(replace(arm, shape=TreeShape.chain(n), policy=None) for n in lengths)
+def clipped_arms(arm: Arm, depths: Sequence[int]) -> tuple[Arm, ...]:
+    """Return the arm with its chain or tree cut to these depths, whatever its policy."""
+    return tuple(replace(arm, shape=arm.used_shape.clip(n), policy=None) for n in depths)
+
+
+def arms_by_depth(arm: Arm) -> tuple[Arm, ...]:
+    """Return the arms whose steps are timed to know what each depth of this arm's costs: its chain
+    or tree cut to 0, 1, 2, 4, ... tokens."""
+    return clipped_arms(arm, (0, *doubling(arm.used_shape.depth)))
 
 
 def probed_arms(arm: Arm) -> tuple[Arm, ...]:
-    """Return the arms to time for this arm: itself, or some chains where a policy chooses."""
+    """Return the arms to time for this arm: itself, or some depths where a policy chooses."""
     depth = arm.used_shape.depth
     few = sorted({1, max(1, depth // 4), depth})
-    return (arm,) if arm.policy is None else chain_arms(arm, few)
+    return (arm,) if arm.policy is None else clipped_arms(arm, few)
 
 
 def open_meter(
@@ -462,35 +467,54 @@ def open_meter(
 
 
 def measure(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> StepCosts:
-    """Measure the costs of chains up to the arm's depth.
+    """Measure the costs of the arm's chain or tree by its depth.
 
     Raises:
         InputError: see `open_meter`.
     """
-    lengths = (0, *doubling(arm.used_shape.depth))
-    meter = open_meter(target, chain_arms(arm, lengths), sampler, workload)
-    meter.measure(ROUNDS)
-    return step_costs(meter.table(), arm.drafter, lengths, meter.steps())
+    _, costs = measure_all(target, [arm], sampler, workload, ROUNDS)
+    return costs[arm.name]
 
 
-def step_costs(
-    table: CostTable, drafter: Drafter, lengths: Sequence[int], steps: Sequence[Sequence[Cost]]
-) -> StepCosts:
-    """Interpolate costs by length from `steps` with drafts of these lengths (`CostMeter.steps`)."""
+def measure_all(
+    target: Target, arms: Sequence[Arm], sampler: Sampler, workload: Workload, rounds: int
+) -> tuple[CostMeter, dict[str, StepCosts]]:
+    """Measure the costs of all arms, interleaved; return the meter, and by an arm's name those of
+    its chain or tree by depth.
+
+    Raises:
+        InputError: see `open_meter`.
+    """
+    clipped = [arms_by_depth(arm) for arm in arms]
+    meter = open_meter(target, list(itertools.chain(*clipped)), sampler, workload)
+    meter.measure(rounds)
+    table, steps = meter.table(), iter(meter.steps())
+    costs = {
+        arm.name: step_costs(table, own, list(itertools.islice(steps, len(own))))
+        for arm, own in zip(arms, clipped, strict=True)
+    }
+    return meter, costs
+
+
+def step_costs(table: CostTable, arms: Sequence[Arm], steps: Sequence[Sequence[Cost]]) -> StepCosts:
+    """Interpolate costs by depth from the `steps` of these arms (`arms_by_depth`,
+    `CostMeter.steps`)."""
     widths, draft = [], []
-    for length, found in zip(lengths, steps, strict=True):
+    for arm, found in zip(arms, steps, strict=True):
         # a drafter may find nothing to draft, or have asked the target more than it drafted
-        whole = [cost for cost in found if cost.width > length] or found
-        widths.append(max(1 + length, statistics.median_high(cost.width for cost in whole)))
+        nodes = arm.used_shape.num_nodes
+        whole = [cost for cost in found if cost.width > nodes] or found
+        widths.append(max(1 + nodes, statistics.median_high(cost.width for cost in whole)))
         draft.append(statistics.median(cost.seconds for cost in whole))
     target = [table.target_seconds(width) for width in widths]
-    every = range(lengths[-1] + 1)
+    depths = [arm.used_shape.depth for arm in arms]
+    every = range(depths[-1] + 1)
     # a drafter that asks the target about more than its draft does so also in vain
-    probes = drafter.max_nodes(TreeShape())
+    probes = arms[-1].drafter.max_nodes(TreeShape())
     return StepCosts(
-        target_D=tuple(np.interp(every, lengths, target).tolist()),
-        draft_D=tuple(np.interp(every, lengths, draft).tolist()),
-        in_vain=table.target_seconds(1 + probes) + float(np.interp(1, lengths, draft)),
+        target_D=tuple(np.interp(every, depths, target).tolist()),
+        draft_D=tuple(np.interp(every, depths, draft).tolist()),
+        in_vain=table.target_seconds(1 + probes) + float(np.interp(1, depths, draft)),
     )
 
 
@@ -543,7 +567,7 @@ class CostFile:
 
 
 def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> CostFile:
-    """Return the file for chains up to the arm's depth."""
+    """Return the file for the arm's chain or tree, by depth."""
     key = jsonable(
         {
             "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
@@ -553,7 +577,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
                 "kind": type(arm.drafter).__name__,
                 "options": as_dict(arm.drafter.config),
                 "weights": structure(arm.drafter),
-                "longest": arm.used_shape.depth,
+                "shape": as_dict(arm.used_shape),
             },
             # what a drawn token costs depends on how laws are cut, hardly on the temperature
             "sampler": as_dict(
@@ -616,7 +640,8 @@ def costs_in(arms: Sequence[Arm]) -> dict[str, StepCosts]:
 def costs_of(
     arm: Arm, target: Target, sampler: Sampler, workload: Workload, others: str | None
 ) -> StepCosts:
-    """Return the step costs up to the arm's depth; `others`: a phrase about other programs."""
+    """Return the step costs by depth of the arm's chain or tree; `others`: a phrase about other
+    programs."""
     file = cost_file(target, arm, sampler, workload)
     kept = file.load()
     if kept is not None:
@@ -642,4 +667,4 @@ def costs_of(
 def _summary(costs: StepCosts) -> str:
     few = sorted({1, min(4, costs.longest), costs.longest})
     ratios = ", ".join(f"{costs.seconds(n) / costs.seconds(0):.2f}" for n in few)
-    return f"with {', '.join(map(str, few))} drafted tokens a step lasts {ratios} times a plain one"
+    return f"with drafts {', '.join(map(str, few))} deep a step lasts {ratios} times a plain one"

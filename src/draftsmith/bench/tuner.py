@@ -33,11 +33,10 @@ from draftsmith.bench.costs import (
     CostMeter,
     CostTable,
     Workload,
-    chain_arms,
+    clipped_arms,
     cost_file,
     doubling,
-    open_meter,
-    step_costs,
+    measure_all,
 )
 from draftsmith.bench.threads import ThreadCosts, tune_threads
 from draftsmith.core.decode import DecodeOptions
@@ -81,7 +80,18 @@ class CandidateShape:
     @property
     def label(self) -> str:
         """The name in tables."""
-        return "auto" if self.depth is None else self.shape
+        is_chain = self.arm.used_shape.is_chain
+        return "auto" if self.depth is None and is_chain else self.shape
+
+    def controlled(self, costs: StepCosts) -> CandidateShape:
+        """Return the candidate shape whose depth is chosen step by step, at these costs."""
+        is_chain = self.arm.used_shape.is_chain
+        return CandidateShape(
+            arm=replace(self.arm, policy=Learning(CostAware(costs=costs))),
+            drafter=self.drafter,
+            shape="as many tokens as pay" if is_chain else f"as deep as pays in {self.shape}",
+            flags=("--draft-length", "auto", *self.flags),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,8 +287,8 @@ class CandidateDrafter:
 
     @property
     def timed(self) -> tuple[Arm, ...]:
-        """Return the chains of no token and of these lengths."""
-        return chain_arms(self.chain, (0, *self.lengths))
+        """Return the arms whose costs are measured by depth."""
+        return (self.chain, *(tree.arm for tree in self.trees))
 
     def entries(self, lengths: Sequence[int]) -> tuple[CandidateShape, ...]:
         """Return the candidate shapes for chains of these lengths."""
@@ -290,17 +300,20 @@ class CandidateDrafter:
                 flags=("--draft-length", str(length), *self.flags),
                 length=length,
             )
-            for length, arm in zip(lengths, chain_arms(self.chain, lengths), strict=True)
+            for length, arm in zip(lengths, clipped_arms(self.chain, lengths), strict=True)
         )
 
-    def controlled(self, costs: StepCosts) -> CandidateShape:
-        """Return the candidate shape whose length is chosen step by step."""
-        return CandidateShape(
-            arm=replace(self.chain, policy=Learning(CostAware(costs=costs))),
-            drafter=self.name,
-            shape="as many tokens as pay",
-            flags=("--draft-length", "auto", *self.flags),
-        )
+    def controlled(
+        self, costs: Mapping[str, StepCosts], tree: CandidateShape | None
+    ) -> tuple[CandidateShape, ...]:
+        """Return the shapes whose depth is chosen step by step: chains, and this tree.
+
+        Args:
+            costs: by the name of an arm.
+        """
+        chain = CandidateShape(arm=self.chain, drafter=self.name, shape="", flags=self.flags)
+        some = (chain,) if tree is None else (chain, tree)
+        return tuple(one.controlled(costs[one.arm.name]) for one in some)
 
 
 def candidates_of(
@@ -338,7 +351,8 @@ def _trees(name: str, arm: Arm, proposal: str | None) -> tuple[CandidateShape, .
     usual = arm.drafter.default_shape
     if not usual.is_chain:
         what = f"its own tree of {usual.num_nodes} nodes"
-        trees.append((what, usual, () if usual.is_dynamic else chosen))
+        said = () if usual.text is None else ("--draft-tree", usual.text)
+        trees.append((what, usual, (*said, *(() if usual.is_dynamic else chosen))))
     return tuple(
         CandidateShape(
             # a curve of its own: what drafting costs is no matter of the width alone
@@ -401,12 +415,12 @@ class Tuner:
         measurements = [
             measurement
             for candidate in self._candidates
-            for measurement in self._try_all(candidate, costs[candidate.name], table)
+            for measurement in self._try_all(candidate, costs, table)
         ]
         candidates = [estimate_candidate(one, table, draws) for one in measurements]
         return Tuning(
             candidates=tuple(sorted(candidates, key=lambda one: one.speedup, reverse=True)),
-            costs=costs,
+            costs={one.name: costs[one.chain.name] for one in self._candidates},
             batches=self._batches(measurements, table),
             plain_tokens_per_second=1 / table.target_seconds(1),
             threads=threads,
@@ -421,28 +435,21 @@ class Tuner:
         )
 
     def _measure(self, rows: int) -> tuple[CostMeter, dict[str, StepCosts]]:
-        """Measure costs with so many rows, and those of chains by length, which --draft-length auto
-        will find in the cache."""
+        """Measure costs with so many rows, and those by depth, by the name of an arm, which
+        --draft-length auto will find in the cache."""
         _log.info("measuring what steps cost with %d row%s", rows, "s" if rows > 1 else "")
         workload = self._workload(rows)
-        chains = [arm for candidate in self._candidates for arm in candidate.timed]
-        trees = [entry.arm for candidate in self._candidates for entry in candidate.trees]
-        meter = open_meter(self.target, [*chains, *trees], self._sampler, workload)
-        meter.measure(ROUNDS)
-        table, steps, costs, first = meter.table(), meter.steps(), {}, 0
-        for candidate in self._candidates:
-            own = steps[first : first + len(candidate.timed)]
-            first += len(candidate.timed)
-            drafter = candidate.chain.drafter
-            costs[candidate.name] = step_costs(table, drafter, (0, *candidate.lengths), own)
-            file = cost_file(self.target, candidate.chain, self._sampler, workload)
-            file.store(costs[candidate.name])
+        arms = [arm for candidate in self._candidates for arm in candidate.timed]
+        meter, costs = measure_all(self.target, arms, self._sampler, workload, ROUNDS)
+        for arm in arms:
+            cost_file(self.target, arm, self._sampler, workload).store(costs[arm.name])
         return meter, costs
 
     def _try_all(
-        self, candidate: CandidateDrafter, costs: StepCosts, table: CostTable
+        self, candidate: CandidateDrafter, costs: Mapping[str, StepCosts], table: CostTable
     ) -> list[Measurement]:
-        """Try chains of doubling lengths, then around the best of them; trees; auto.
+        """Try chains of doubling lengths, then around the best of them; trees; auto, for chains and
+        for the best tree that a command line can name.
 
         Raises:
             InputError: no prompt gave a step to measure.
@@ -456,9 +463,10 @@ class Tuner:
             )
         best = max(chains, key=lambda one: one.speedup(table))
         assert best.length is not None
-        nearby = candidate.entries(between(best.length, candidate.lengths))
-        others = (*nearby, *candidate.trees, candidate.controlled(costs))
-        return [*chains, *self._decode_all(others)]
+        nearby = self._decode_all(candidate.entries(between(best.length, candidate.lengths)))
+        trees = self._decode_all(candidate.trees)
+        auto = candidate.controlled(costs, _best_tree(trees, table))
+        return [*chains, *nearby, *trees, *self._decode_all(auto)]
 
     def _decode_all(self, entries: Iterable[CandidateShape]) -> list[Measurement]:
         """Decode with all; drop those that finished every text in the step of its prompt."""
@@ -495,9 +503,12 @@ class Tuner:
             if rows > 1:
                 meter, costs = self._measure(rows)
                 priced = meter.table()
-                # a controller goes by what steps of such a batch cost
-                auto = self._decode_all(one.controlled(costs[one.name]) for one in self._candidates)
-                own = [one for one in measurements if one.depth is not None] + auto
+                own = [one for one in measurements if one.depth is not None]
+                for candidate in self._candidates:
+                    trees = [one for one in own if one.drafter == candidate.name and not one.length]
+                    # a controller goes by what steps of such a batch cost
+                    tree = _best_tree(trees, priced, rows)
+                    own += self._decode_all(candidate.controlled(costs, tree))
             for candidate in self._candidates:
                 speedups = {
                     one.speedup(priced, rows=rows): one
@@ -507,3 +518,9 @@ class Tuner:
                 best = max(speedups)
                 found.append(BatchEstimate(rows=rows, measurement=speedups[best], speedup=best))
         return tuple(found)
+
+
+def _best_tree(trees: Sequence[Measurement], table: CostTable, rows: int = 1) -> Measurement | None:
+    """Return the fastest of these that a command line can name; None: there is none."""
+    named = [one for one in trees if "--draft-tree" in one.flags]
+    return max(named, key=lambda one: one.speedup(table, rows=rows), default=None)

@@ -106,8 +106,8 @@ class DraftingConfig(Configuration):
 
     draft_length: int | Literal["adaptive", "auto"] | Range | None = None
     """Tokens drafted per step; adaptive: more after drafts that were accepted whole; auto: what
-    brings most by measured costs and recent acceptance, also nothing. 1..9: all of these, with
-    `bench --perplexity`."""
+    brings most by measured costs and recent acceptance, also nothing (with a tree: how deep it
+    grows). 1..9: all of these, with `bench --perplexity`."""
     draft_tree: str | None = None
     """A tree instead of a chain: children per node at each depth, such as 4,2,2,1; or 10x6:59, ten
     beams six deep and the 59 most probable of their nodes; or a JSON file with a list of paths."""
@@ -217,7 +217,11 @@ class DraftingConfig(Configuration):
             upwards = f"a range upwards, from 1 or more to {MOST_NODES} or less"
             require(good, f"--draft-length must be {upwards}, got {short(length)}")
         if self.draft_tree is not None:
-            require(length is None, "--draft-length and --draft-tree exclude each other: give one")
+            require(
+                length in (None, "auto"),
+                f"--draft-length {short(length)} and --draft-tree exclude each other: give one; "
+                "--draft-length auto chooses how deep a tree grows",
+            )
             drawn = self.draft_proposal not in (None, "greedy")
             require(
                 parse_tree(self.draft_tree).keep is None or not drawn,
