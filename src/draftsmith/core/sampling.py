@@ -58,6 +58,11 @@ def largest(scores_RV: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(top_R), torch.from_numpy(column_R)
 
 
+def widened(scores_RV: Tensor) -> Tensor:
+    """The scores in the arithmetic of laws: float32, or float64 if they are."""
+    return scores_RV if scores_RV.dtype == torch.float64 else scores_RV.float()
+
+
 _TIES = 64
 """How many scores beyond the k-th are looked at for ties before everything is sorted."""
 
@@ -119,6 +124,11 @@ class Sampler(Warping):
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def takes_highest(self) -> bool:
+        """Whether every law is a point mass on the highest logit as it stands."""
+        return self.temperature == 0 and not (self.needs_history or self.logit_bias)
 
     def law(
         self,
@@ -191,7 +201,7 @@ class Sampler(Warping):
     def penalised(self, logits_RV: Tensor, history: Sequence[History]) -> Tensor:
         """[R, V] float32 (float64 if they are): logits behind bias and penalties, before the
         temperature and all that cuts. `history` as in `law`."""
-        wide = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+        wide = widened(logits_RV)
         if not (self.needs_history or self.logit_bias):
             return wide
         scores = wide.clone()

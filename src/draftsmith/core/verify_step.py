@@ -44,6 +44,7 @@ from draftsmith.core.verify import (
     candidates,
     check_rule,
     verify,
+    walk_highest,
     walked,
 )
 from draftsmith.errors import InputError, nearest
@@ -122,6 +123,9 @@ def verify_step(
     here = logits_BNV.device.type == "cpu"
     if here or sampler.needs_history or rule.precompute is None:
         tree, _ = on_host(tree)
+        if here and sampler.takes_highest and type(rule) in (Match, Rejection):
+            check_rule(rule, tree, allow_lossy=allow_lossy)
+            return tree, walk_highest(tree, logits_BNV)
         laws = TreeLaws(
             logits_BNV=logits_BNV,
             sampler=sampler,
