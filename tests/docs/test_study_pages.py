@@ -1072,7 +1072,8 @@ def test_no_text_of_the_record_differs() -> None:
     for row in rows:
         found.setdefault(row["weights"], set()).add(row["drafter"])
     trees, chains = {"eagle", "fspad", "griffin"}, {"medusa", "eagle3", "parallel", "recycling"}
-    assert found["w8a8"] == {"prompt_lookup", "suffix", "hass", "suffix+hass", *trees, *chains}
+    own = {"prompt_lookup", "suffix", "lookahead", "draft-model", "hass", "suffix+hass"}
+    assert found["w8a8"] == {*own, *trees, *chains}
     assert {row["drafter"] for row in rows if row["draft"] == "chain of 4"} == chains
     assert found["auto"] == {"suffix", "hass", "suffix+hass"}
     assert {row["tokens"] for row in rows if row["weights"] == "w8a8"} == {21_925}
@@ -1080,6 +1081,26 @@ def test_no_text_of_the_record_differs() -> None:
     _, lines = table("weights", page)
     assert set(lines) == {f"`{name}`" for name in found}
     assert "21,925 in all with `w8a8`" in page.read_text(encoding="utf-8")
+
+
+def test_the_price_of_a_fixed_width_is_in_its_record() -> None:
+    path = ROOT / "benchmarks/results/smollm2-fixed-width.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = {row["drafter"]: row for row in record["rows"]}
+    text = " ".join((ROOT / "docs/losslessness.md").read_text(encoding="utf-8").split())
+
+    def price(drafter: str, seconds: str, sign: str = "") -> str:
+        found = rows[drafter][seconds]
+        more, low, high = (round(100 * (one - 1)) for one in (found["ratio"], *found["ci95"]))
+        return f"{more} %{sign} ({low} to {high})"
+
+    mean = round(record["prompt_tokens"] / record["prompts"])
+    assert f"{record['prompts']} prompts of {mean} tokens" in text
+    assert f"behind the prompt {price('hass', 'seconds_behind_prompts', ' more time')}" in text
+    assert f"of the whole text {price('hass', 'seconds')}" in text
+    said = price("plain", "seconds_behind_prompts", " more behind the prompt")
+    assert f"Plain decoding, which feeds one token, takes {said}" in text
+    assert record["texts_that_differ"] == {"free": 0, "fixed": 0}
 
 
 def test_the_table_of_draft_costs_is_its_record() -> None:
