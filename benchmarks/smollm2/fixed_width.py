@@ -34,6 +34,7 @@ LAYER = ROOT / "models" / "smollm2" / "hass"
 WIDTH = 8
 WIDTHS = {"free": None, "fixed": WIDTH}
 CHAIN = TreeShape.chain(5)
+DRAFTS = {"plain": ("none", None), "hass": (f"hass:{LAYER}", CHAIN)}
 
 
 def ways(name: str) -> dict[tuple[str, str], tuple[HFTarget, Arm]]:
@@ -43,7 +44,7 @@ def ways(name: str) -> dict[tuple[str, str], tuple[HFTarget, Arm]]:
         config = ModelConfig(target=name, compile=False, dtype="bfloat16", fixed_width=number)
         target = open_target(config, quiet=True)
         assert isinstance(target, HFTarget)
-        for label, source, shape in (("plain", "none", None), ("hass", f"hass:{LAYER}", CHAIN)):
+        for label, (source, shape) in DRAFTS.items():
             drafter = load_drafter(source)
             drafter.bind(target)
             out[width, label] = target, Arm(name=label, drafter=drafter, shape=shape)
@@ -65,8 +66,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     arms = ways(options.target)
-    (tokenizer, *_) = (target.tokenizer for target, _ in arms.values())
-    prompts = first_prompts(options.data, dict.fromkeys(SUITES, options.limit), tokenizer)
+    target, _ = next(iter(arms.values()))
+    prompts = first_prompts(options.data, dict.fromkeys(SUITES, options.limit), target.tokenizer)
     decoding = DecodeOptions(max_new_tokens=options.max_new_tokens)
     warn_if_busy()
     for target, arm in arms.values():  # the first forwards are slower
@@ -79,7 +80,7 @@ def main() -> None:
             runs[way].append(time_decode(target, arm, [prompt], decoding, [0]))
         print(f"{number + 1} of {len(prompts)} prompts", flush=True)
     rows = []
-    for label in ("plain", "hass"):
+    for label in DRAFTS:
         fixed, free = runs["fixed", label], runs["free", label]
         behind = [[one.seconds - one.prefill_seconds for one in own] for own in (fixed, free)]
         whole = [[one.seconds for one in own] for own in (fixed, free)]

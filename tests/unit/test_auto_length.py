@@ -18,7 +18,7 @@ from draftsmith.config import from_dict
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import TreeShape
+from draftsmith.core.types import StepCount, TreeShape
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
@@ -91,6 +91,28 @@ def test_a_tree_is_priced_by_its_nodes_and_left_out_where_it_costs_too_much(
         steps = list(decode(TARGET, drafter, [(1, 2, 3)], replace(options, seed=number)))
     assert steps[-2].accepted == (accepted,)
     assert steps[-2].proposed == ((10,) if accepted else (0,))
+
+
+def test_a_tree_that_ends_above_its_depth_has_missed_there() -> None:
+    seen: list[StepCount] = []
+
+    class Noted(CostAware):
+        def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
+            seen.extend(step for row in rows for step in row)
+
+    drafter = Independent(Independent.Config(proposal="greedy"), model=TabularTarget(8))
+    drafter.bind(TARGET)
+    policy = Noted(costs=StepCosts(target_D=(1.0,) * 5, draft_D=(0.0,) * 5, in_vain=1.0))
+    for shape in (TreeShape(widths=(2,) * 4, keep=4), TreeShape.chain(4)):
+        seen.clear()
+        options = DecodeOptions(max_new_tokens=60, shape=shape, policy=policy)
+        list(decode(TARGET, drafter, [(1, 2, 3)], options))
+        some = [step for step in seen if step.offered]
+        assert some
+        assert all(step.accepted <= step.offered <= step.asked for step in some)
+        early = [step for step in some if step.accepted < step.asked]
+        assert all(step.offered > step.accepted for step in early)
+        assert bool(early) == (not shape.is_chain)  # the twin's chains are accepted whole
 
 
 def test_costs_are_measured_once_and_said_in_one_line(

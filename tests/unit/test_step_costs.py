@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from draftsmith.bench.costs import (
     Workload,
     arms_by_depth,
     clipped_arms,
+    cost_file,
     doubling,
     measure,
     probed_arms,
@@ -21,9 +23,12 @@ from draftsmith.bench.costs import (
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
+from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.suffix import Suffix
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import AdaptiveLength, StepCosts
 from draftsmith.targets.toy import TabularTarget, tiny_target
@@ -98,6 +103,38 @@ def test_between_measured_lengths_costs_are_linear() -> None:
     steps = [[Cost(width=w, seconds=0.5 * n)] * 3 for n, w in widths.items()]
     found = step_costs(table, arms_by_depth(arm("prompt_lookup", 4)), steps)
     assert found == StepCosts(target_D=(1, 2, 3, 4, 5), draft_D=(0, 0.5, 1, 1.5, 2), in_vain=1.5)
+
+
+def test_between_measured_depths_a_tree_costs_what_its_nodes_do() -> None:
+    tree = dataclasses.replace(arm("independent", 1), shape=TreeShape(widths=(2,) * 7))
+    arms = arms_by_depth(tree)
+    assert [one.used_shape.num_nodes for one in arms] == [0, 2, 6, 30, 254]
+    widths = [1 + one.used_shape.num_nodes for one in arms]
+    table = CostTable(
+        context=9,
+        rounds=1,
+        target=tuple(Cost(width=w, seconds=float(w)) for w in widths),
+        draft=(),
+    )
+    found = step_costs(table, arms, [[Cost(width=w, seconds=0.0)] for w in widths])
+    assert found.target_D == (1, 3, 7, 15, 31, 63, 127, 255)
+
+
+def test_kept_costs_are_of_one_shape_and_one_cascade() -> None:
+    def path(drafter: Drafter, *widths: int) -> Path:
+        drafter.bind(TARGET)
+        one = Arm(name="x", drafter=drafter, shape=TreeShape(widths=widths))
+        return cost_file(TARGET, one, Sampler(), workload()).path
+
+    model = TabularTarget(8, seed=1)
+
+    def draft() -> Independent:
+        return Independent(Independent.Config(), model=model)
+
+    assert path(draft(), 2, 1) == path(draft(), 2, 1)
+    cascades = [Cascade([first, draft()]) for first in (PromptLookup(), Suffix())]
+    paths = [path(draft(), 2, 1), path(draft(), 3, 1), *(path(one, 1) for one in cascades)]
+    assert len(set(paths)) == 4
 
 
 def test_steps_in_which_nothing_was_found_say_nothing_of_a_whole_draft() -> None:

@@ -19,9 +19,10 @@ from draftsmith import cli
 from draftsmith.bench import costs, tuner
 from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import Cost, CostTable, DraftCost, Workload
-from draftsmith.bench.tuner import Candidate, Measurement, Tuning, between
+from draftsmith.bench.tuner import Candidate, CandidateShape, Measurement, Tuning, between
 from draftsmith.commands import tune
 from draftsmith.commands.tune import TuneOptions
+from draftsmith.core.config import parse_tree
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
@@ -82,10 +83,20 @@ def test_every_drafter_is_tried_with_every_shape_it_can_draft(found: dict[str, A
     assert ("independent", ("--draft-tree", "2,2,1", *drawn)) in flags
     assert not any(name != "independent" and "--draft-tree" in some for name, some in flags)
     trees = [one for one in found["payload"]["candidates"] if "--draft-tree" in one["flags"]]
-    fastest = next(one for one in trees if "auto" not in one["flags"])
+    fastest = next(one for one in trees if "auto" not in one["flags"])  # they are in order
     (grown,) = (one for one in trees if "auto" in one["flags"])
     assert grown["flags"] == ["--draft-length", "auto", *fastest["flags"]]
     assert grown["shape"] == f"as deep as pays in {fastest['shape']}"
+
+
+def test_auto_is_tried_with_trees_whose_width_tells_their_depth() -> None:
+    def tree(text: str, *flags: str) -> CandidateShape:
+        arm = Arm(name="x", drafter=NoDrafter(), shape=parse_tree(text))
+        return CandidateShape(arm=arm, drafter="x", shape=text, flags=flags)
+
+    assert tree("2,1", "--draft-tree", "2,1").is_graded
+    assert not tree("2,1").is_graded  # its own, which only a file could name
+    assert not tree("10x6:59", "--draft-tree", "10x6:59").is_graded
 
 
 def test_the_fastest_is_first_and_figures_agree(found: dict[str, Any]) -> None:

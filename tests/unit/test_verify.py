@@ -23,7 +23,7 @@ from draftsmith.core.verify import (
     verify,
     walk_highest,
 )
-from draftsmith.core.verify_step import make_rule
+from draftsmith.core.verify_step import make_rule, verify_step
 from draftsmith.errors import BackendError, InputError, LossyRule, UnsupportedProposal
 
 V = 6
@@ -141,6 +141,38 @@ def test_at_temperature_0_the_short_walk_is_that_of_the_rule(
     assert torch.equal(found.num_accepted_B, expected.num_accepted_B)
     assert torch.equal(found.next_token_B, expected.next_token_B)
     assert found.next_token_B.dtype == expected.next_token_B.dtype
+
+
+@pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.WITHOUT_REPLACEMENT])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_walk_is_that_of_rejection_whatever_children_were_drawn_from(
+    seed: int, proposal: Proposal
+) -> None:
+    rng = np.random.default_rng(seed)
+    parents, tokens = [-1, -1, 0, 0, 1, 2], []
+    for siblings in (2, 2, 1, 1):
+        replace = proposal is Proposal.SAMPLED
+        tokens += rng.choice(V, siblings, replace=replace).tolist()
+    q = Law(torch.from_numpy(rng.dirichlet(np.ones(V), 4)), V)
+    tree = one_row(tokens, parents, proposal, q, [0, 0, 1, 1, 2, 3])
+    logits_BNV = torch.from_numpy(rng.integers(0, 3, (1, 7, V))).float()
+    laws = TreeLaws(
+        logits_BNV=logits_BNV,
+        sampler=Sampler(),
+        histories=[],
+        tokens_BN=tree.tokens_BN.numpy(),
+        parents_BN=tree.parents_BN.numpy(),
+    )
+    expected = verify(tree, laws, Rejection(), Noise(0, [0], [4]))
+    assert told(walk_highest(tree, logits_BNV)) == told(expected)
+
+
+def test_at_temperature_0_too_sampled_children_need_their_law() -> None:
+    tree = one_row(*DRAWING, Proposal.SAMPLED)
+    with pytest.raises(UnsupportedProposal, match="needs the law"):
+        verify_step(
+            tree, torch.zeros(1, 4, V), Sampler(), [], Rejection(), Noise(0, [0], [4]), widest=2
+        )
 
 
 def test_the_short_walk_refuses_what_is_no_number_where_it_comes_by() -> None:

@@ -105,7 +105,7 @@ class CostTable:
     target: tuple[Cost, ...]
     draft: tuple[DraftCost, ...]
 
-    def target_seconds(self, width: int) -> float:
+    def target_seconds(self, width: float) -> float:
         return interpolate(self.target, width)
 
     def draft_seconds(self, drafter: str, temperature: float, width: int) -> float:
@@ -126,7 +126,7 @@ class CostTable:
         )
 
 
-def interpolate(costs: Sequence[Cost], width: int) -> float:
+def interpolate(costs: Sequence[Cost], width: float) -> float:
     """Return the seconds at this width: linear between measured points, the nearest one outside.
 
     Raises:
@@ -429,7 +429,7 @@ def clipped_arms(arm: Arm, depths: Sequence[int]) -> tuple[Arm, ...]:
 
 def arms_by_depth(arm: Arm) -> tuple[Arm, ...]:
     """Return the arms whose steps are timed to know what each depth of this arm's costs: its chain
-    or tree cut to 0, 1, 2, 4, ... tokens."""
+    or tree cut to the depths 0, 1, 2, 4, ... and whole."""
     return clipped_arms(arm, (0, *doubling(arm.used_shape.depth)))
 
 
@@ -477,16 +477,24 @@ def measure(target: Target, arm: Arm, sampler: Sampler, workload: Workload) -> S
 
 
 def measure_all(
-    target: Target, arms: Sequence[Arm], sampler: Sampler, workload: Workload, rounds: int
+    target: Target,
+    arms: Sequence[Arm],
+    sampler: Sampler,
+    workload: Workload,
+    rounds: int,
+    whole: Sequence[Arm] = (),
 ) -> tuple[CostMeter, dict[str, StepCosts]]:
     """Measure the costs of all arms, interleaved; return the meter, and by an arm's name those of
     its chain or tree by depth.
+
+    Args:
+        whole: arms that the meter times as they are, besides.
 
     Raises:
         InputError: see `open_meter`.
     """
     clipped = [arms_by_depth(arm) for arm in arms]
-    meter = open_meter(target, list(itertools.chain(*clipped)), sampler, workload)
+    meter = open_meter(target, [*itertools.chain(*clipped), *whole], sampler, workload)
     meter.measure(rounds)
     table, steps = meter.table(), iter(meter.steps())
     costs = {
@@ -497,22 +505,24 @@ def measure_all(
 
 
 def step_costs(table: CostTable, arms: Sequence[Arm], steps: Sequence[Sequence[Cost]]) -> StepCosts:
-    """Interpolate costs by depth from the `steps` of these arms (`arms_by_depth`,
-    `CostMeter.steps`)."""
-    widths, draft = [], []
+    """Return costs by depth, given the `steps` of these arms (`arms_by_depth`, `CostMeter.steps`).
+    Between their depths the target's go by the nodes that a tree has there, the drafter's are
+    interpolated."""
+    more, draft = [], []
     for arm, found in zip(arms, steps, strict=True):
         # a drafter may find nothing to draft, or have asked the target more than it drafted
         nodes = arm.used_shape.num_nodes
         whole = [cost for cost in found if cost.width > nodes] or found
-        widths.append(max(1 + nodes, statistics.median_high(cost.width for cost in whole)))
+        more.append(max(0, statistics.median_high(cost.width for cost in whole) - 1 - nodes))
         draft.append(statistics.median(cost.seconds for cost in whole))
-    target = [table.target_seconds(width) for width in widths]
-    depths = [arm.used_shape.depth for arm in arms]
-    every = range(depths[-1] + 1)
+    shape, depths = arms[-1].used_shape, [arm.used_shape.depth for arm in arms]
+    every = range(shape.depth + 1)
+    more_D = np.interp(every, depths, more)
+    widths_D = [1 + shape.clip(depth).num_nodes + float(more_D[depth]) for depth in every]
     # a drafter that asks the target about more than its draft does so also in vain
     probes = arms[-1].drafter.max_nodes(TreeShape())
     return StepCosts(
-        target_D=tuple(np.interp(every, depths, target).tolist()),
+        target_D=tuple(table.target_seconds(width) for width in widths_D),
         draft_D=tuple(np.interp(every, depths, draft).tolist()),
         in_vain=table.target_seconds(1 + probes) + float(np.interp(1, depths, draft)),
     )
@@ -574,8 +584,10 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
             "versions": versions(),
             "target": _model_facts(target),
             "drafter": {
-                "kind": type(arm.drafter).__name__,
-                "options": as_dict(arm.drafter.config),
+                "parts": [
+                    {"kind": type(part).__name__, "options": as_dict(part.config)}
+                    for part in arm.drafter.parts
+                ],
                 "weights": structure(arm.drafter),
                 "shape": as_dict(arm.used_shape),
             },

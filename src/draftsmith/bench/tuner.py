@@ -83,6 +83,12 @@ class CandidateShape:
         is_chain = self.arm.used_shape.is_chain
         return "auto" if self.depth is None and is_chain else self.shape
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether a command line asks for this tree, and the width of a step tells its depth: cuts
+        of a dynamic tree are as wide as the whole, and a cost curve goes by the width."""
+        return "--draft-tree" in self.flags and not self.arm.used_shape.is_dynamic
+
     def controlled(self, costs: StepCosts) -> CandidateShape:
         """Return the candidate shape whose depth is chosen step by step, at these costs."""
         is_chain = self.arm.used_shape.is_chain
@@ -286,9 +292,9 @@ class CandidateDrafter:
         return doubling(self.chain.used_shape.depth)
 
     @property
-    def timed(self) -> tuple[Arm, ...]:
-        """Return the arms whose costs are measured by depth."""
-        return (self.chain, *(tree.arm for tree in self.trees))
+    def graded(self) -> tuple[Arm, ...]:
+        """Return the arms whose costs are measured by depth: those that `controlled` may take."""
+        return (self.chain, *(tree.arm for tree in self.trees if tree.is_graded))
 
     def entries(self, lengths: Sequence[int]) -> tuple[CandidateShape, ...]:
         """Return the candidate shapes for chains of these lengths."""
@@ -351,8 +357,7 @@ def _trees(name: str, arm: Arm, proposal: str | None) -> tuple[CandidateShape, .
     usual = arm.drafter.default_shape
     if not usual.is_chain:
         what = f"its own tree of {usual.num_nodes} nodes"
-        said = () if usual.text is None else ("--draft-tree", usual.text)
-        trees.append((what, usual, (*said, *(() if usual.is_dynamic else chosen))))
+        trees.append((what, usual, () if usual.is_dynamic else chosen))
     return tuple(
         CandidateShape(
             # a curve of its own: what drafting costs is no matter of the width alone
@@ -439,8 +444,14 @@ class Tuner:
         --draft-length auto will find in the cache."""
         _log.info("measuring what steps cost with %d row%s", rows, "s" if rows > 1 else "")
         workload = self._workload(rows)
-        arms = [arm for candidate in self._candidates for arm in candidate.timed]
-        meter, costs = measure_all(self.target, arms, self._sampler, workload, ROUNDS)
+        arms = [arm for candidate in self._candidates for arm in candidate.graded]
+        whole = [
+            tree.arm
+            for candidate in self._candidates
+            for tree in candidate.trees
+            if not tree.is_graded
+        ]
+        meter, costs = measure_all(self.target, arms, self._sampler, workload, ROUNDS, whole)
         for arm in arms:
             cost_file(self.target, arm, self._sampler, workload).store(costs[arm.name])
         return meter, costs
@@ -449,7 +460,7 @@ class Tuner:
         self, candidate: CandidateDrafter, costs: Mapping[str, StepCosts], table: CostTable
     ) -> list[Measurement]:
         """Try chains of doubling lengths, then around the best of them; trees; auto, for chains and
-        for the best tree that a command line can name.
+        for the best tree whose costs are known by depth.
 
         Raises:
             InputError: no prompt gave a step to measure.
@@ -521,6 +532,6 @@ class Tuner:
 
 
 def _best_tree(trees: Sequence[Measurement], table: CostTable, rows: int = 1) -> Measurement | None:
-    """Return the fastest of these that a command line can name; None: there is none."""
-    named = [one for one in trees if "--draft-tree" in one.flags]
-    return max(named, key=lambda one: one.speedup(table, rows=rows), default=None)
+    """Return the fastest of these whose costs are known by depth; None: there is none."""
+    graded = [one for one in trees if one.is_graded]
+    return max(graded, key=lambda one: one.speedup(table, rows=rows), default=None)

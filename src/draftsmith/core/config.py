@@ -109,14 +109,6 @@ class TreeShape:
         """The most children that a node has."""
         return max(self.widths) if self.widths else 1 + max((p[-1] for p in self.paths), default=-1)
 
-    @property
-    def text(self) -> str | None:
-        """What `parse_tree` reads as this shape; None: only a JSON file says it."""
-        if self.keep is None:
-            return ",".join(map(str, self.widths)) or None
-        alike = len(set(self.widths)) == 1
-        return f"{self.widths[0]}x{self.depth}:{self.keep}" if alike else None
-
     def clip(self, depth: int) -> TreeShape:
         """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
         if depth >= self.depth:

@@ -277,7 +277,7 @@ def decode(
                         widest=drafter.widest(shape),
                         allow_lossy=options.allow_lossy,
                     )
-                verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending)
+                verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending, shape)
                 # pending tokens and accepted path stay; a row that was done keeps what it had
                 head = [len(known) * step.active[i] for i, known in zip(live, fed, strict=True)]
                 cache.commit(
@@ -413,6 +413,7 @@ def _emit(
     end_ids: frozenset[int],
     stops: StopStrings,
     pending: Sequence[Sequence[int]],
+    shape: TreeShape,
 ) -> tuple[Verdict, DecodeStep]:
     """Hand tokens to the rows. A row that stops inside the block gets the verdict it would have had
     if nothing beyond the stop had been drafted.
@@ -434,7 +435,9 @@ def _emit(
         if active:
             taken = row.append([*(tokens[b][n] for n in path), last[b]], end_ids, stops)
             offered = known.offered_depth(path) if len(taken) > len(path) else len(taken)
-            row.count(offered, min(len(taken), len(path)))
+            at_leaf = len(taken) > len(path) and 0 < offered == len(path) < row.asked
+            # a tree that ends there misses; a chain that does had nothing more to draft
+            row.count(offered + (at_leaf and not shape.is_chain), min(len(taken), len(path)))
             last[b] = taken[-1]
         if len(taken) <= len(path):
             # stopped at a drafted token: it is the row's last, and not cached

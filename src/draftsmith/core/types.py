@@ -163,7 +163,8 @@ class RowStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCount:
-    """What one step did for one row. Of a tree, its depth counts, and that of the accepted path."""
+    """What one step did for one row. Of a tree, its depth counts, and that of the accepted path; a
+    path to a leaf above the depth that was asked for missed there, and offered one token more."""
 
     asked: int
     """How deep it was to draft."""

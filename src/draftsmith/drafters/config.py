@@ -219,7 +219,7 @@ class DraftingConfig(Configuration):
         if self.draft_tree is not None:
             require(
                 length in (None, "auto"),
-                f"--draft-length {short(length)} and --draft-tree exclude each other: give one; "
+                f"--draft-length {length} and --draft-tree exclude each other: give one; "
                 "--draft-length auto chooses how deep a tree grows",
             )
             drawn = self.draft_proposal not in (None, "greedy")

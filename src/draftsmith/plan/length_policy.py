@@ -41,7 +41,7 @@ class AdaptiveLength(LengthPolicy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCosts:
-    """Seconds of a step by the number of tokens drafted in it; index 0: none, plain decoding."""
+    """Seconds of a step by the depth of its chain or tree; index 0: no draft, plain decoding."""
 
     target_D: tuple[float, ...]
     """The target's forward over the root and the draft."""
