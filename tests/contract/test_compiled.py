@@ -13,7 +13,7 @@ import torch
 
 from draftsmith.core.types import TreeShape
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.toy import tiny_target
 
 from .cases import Case

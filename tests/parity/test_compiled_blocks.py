@@ -26,7 +26,7 @@ from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 

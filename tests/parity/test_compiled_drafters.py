@@ -33,7 +33,7 @@ from draftsmith.drafters.vocabulary import VocabularySubset, padded
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.toy import tiny_target
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")

@@ -26,8 +26,8 @@ from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.gguf import INDEX, StoredBlocks, blocks_index, gguf_file
 from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.native import bindings as native
 from draftsmith.targets.native import engine, weights
-from draftsmith.targets.native import library as native
 from draftsmith.targets.native.engine import why_not
 from draftsmith.targets.native.weights import (
     Blocks,

@@ -22,7 +22,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.native.weights import GROUP, quantise_int4, quantise_int8, wide_group
 from draftsmith.targets.toy import tiny_target
 

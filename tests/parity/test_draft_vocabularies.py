@@ -32,7 +32,7 @@ from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, Reader, grow
 from draftsmith.targets.hf import HFTarget
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.toy import tiny_target
 
 V, OWN, H = 2000, 300, 128

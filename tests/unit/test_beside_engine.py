@@ -25,7 +25,7 @@ from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native import engine
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.threads import beside_engine, engine_threads
 from draftsmith.targets.toy import tiny_target
 

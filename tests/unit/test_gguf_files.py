@@ -22,7 +22,7 @@ from draftsmith.errors import BackendError
 from draftsmith.provenance import fresh_beside
 from draftsmith.targets import gguf as files
 from draftsmith.targets.hf import load_target, load_tokenizer
-from draftsmith.targets.native.library import compiler
+from draftsmith.targets.native.bindings import compiler
 
 
 @pytest.fixture

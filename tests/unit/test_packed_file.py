@@ -22,8 +22,8 @@ from draftsmith.targets.gguf import StoredBlocks
 from draftsmith.targets.hf import load_target
 from draftsmith.targets.native import engine as engines
 from draftsmith.targets.native import packed
+from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.native.engine import engine_of
-from draftsmith.targets.native.library import compiler
 from draftsmith.targets.native.weights import pack, usable_library
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")

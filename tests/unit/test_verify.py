@@ -78,6 +78,16 @@ def told(verdict: Verdict) -> tuple[list[int], int]:
     return verdict.path_BD[0, :count].tolist(), int(verdict.next_token_B[0])
 
 
+def greedy_laws(tree: DraftTree, logits_BNV: torch.Tensor) -> TreeLaws:
+    return TreeLaws(
+        logits_BNV=logits_BNV,
+        sampler=Sampler(),
+        histories=[],
+        tokens_BN=tree.tokens_BN.numpy(),
+        parents_BN=tree.parents_BN.numpy(),
+    )
+
+
 def point(token: int) -> list[float]:
     return [float(t == token) for t in range(V)]
 
@@ -128,13 +138,7 @@ def test_at_temperature_0_the_short_walk_is_that_of_the_rule(
         candidate_BN=torch.from_numpy(rng.random((rows, nodes)) < 0.9),
     )
     logits_BNV = torch.from_numpy(rng.integers(0, 3, (rows, 1 + nodes, V))).to(dtype)
-    laws = TreeLaws(
-        logits_BNV=logits_BNV,
-        sampler=Sampler(),
-        histories=[],
-        tokens_BN=tree.tokens_BN.numpy(),
-        parents_BN=tree.parents_BN.numpy(),
-    )
+    laws = greedy_laws(tree, logits_BNV)
     noise = Noise(0, range(rows), [4] * rows)
     expected, found = verify(tree, laws, rule, noise), walk_highest(tree, logits_BNV)
     assert torch.equal(found.path_BD, expected.path_BD)
@@ -156,13 +160,7 @@ def test_the_short_walk_is_that_of_rejection_whatever_children_were_drawn_from(
     q = Law(torch.from_numpy(rng.dirichlet(np.ones(V), 4)), V)
     tree = one_row(tokens, parents, proposal, q, [0, 0, 1, 1, 2, 3])
     logits_BNV = torch.from_numpy(rng.integers(0, 3, (1, 7, V))).float()
-    laws = TreeLaws(
-        logits_BNV=logits_BNV,
-        sampler=Sampler(),
-        histories=[],
-        tokens_BN=tree.tokens_BN.numpy(),
-        parents_BN=tree.parents_BN.numpy(),
-    )
+    laws = greedy_laws(tree, logits_BNV)
     expected = verify(tree, laws, Rejection(), Noise(0, [0], [4]))
     assert told(walk_highest(tree, logits_BNV)) == told(expected)
 

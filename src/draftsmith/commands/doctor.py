@@ -119,7 +119,7 @@ def examine(*, mebibytes: int = 256, repeats: int = 7) -> Diagnosis:
 
 
 def _engine() -> str:
-    from draftsmith.targets.native.library import NotBuilt
+    from draftsmith.targets.native.bindings import NotBuilt
     from draftsmith.targets.native.weights import usable_library
 
     try:

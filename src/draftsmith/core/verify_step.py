@@ -123,6 +123,7 @@ def verify_step(
     here = logits_BNV.device.type == "cpu"
     if here or sampler.needs_history or rule.precompute is None:
         tree, _ = on_host(tree)
+        # these two alone: a class that is derived from them may decide otherwise
         if here and sampler.takes_highest and type(rule) in (Match, Rejection):
             check_rule(rule, tree, allow_lossy=allow_lossy)
             return tree, walk_highest(tree, logits_BNV)

@@ -46,8 +46,8 @@ from draftsmith.drafters.hidden.drafter import TrainedDrafter
 from draftsmith.drafters.hidden.network import target_ids
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, grow
 from draftsmith.errors import BackendError
+from draftsmith.targets.native.bindings import Matrix
 from draftsmith.targets.native.engine import Engine, Matrices, uneven
-from draftsmith.targets.native.library import Matrix
 from draftsmith.targets.native.weights import LANES
 from draftsmith.targets.threads import engine_threads
 

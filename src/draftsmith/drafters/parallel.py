@@ -68,8 +68,8 @@ from draftsmith.drafters.hidden.network import (
 )
 from draftsmith.drafters.tree_growth import Chain, MakesDraws, Reader
 from draftsmith.targets import base as targets
+from draftsmith.targets.native.bindings import Fusion, Places
 from draftsmith.targets.native.engine import Draws, Engine, uneven
-from draftsmith.targets.native.library import Fusion, Places
 from draftsmith.targets.threads import engine_threads
 
 KeysAndValues = tuple[Tensor, Tensor]

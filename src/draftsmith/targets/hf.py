@@ -37,8 +37,8 @@ from draftsmith.targets.config import ModelConfig, check_fixed_width, check_weig
 from draftsmith.targets.fixed import FixedWidth, gives_equal_bits, has_experts
 from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
 from draftsmith.targets.graphs import CudaCapture, Graphs
+from draftsmith.targets.native.bindings import NotBuilt
 from draftsmith.targets.native.engine import FORMATS, Engine, Stored, too_large, why_not
-from draftsmith.targets.native.library import NotBuilt
 from draftsmith.targets.native.packed import Versions, versions_of
 from draftsmith.targets.support import (
     LISTED,

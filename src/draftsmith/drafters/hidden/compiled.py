@@ -18,6 +18,7 @@ from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.hidden.network import Network
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.config import Weights
+from draftsmith.targets.native.bindings import Fusion, Layer, Matrix, Model
 from draftsmith.targets.native.engine import (
     STATIC_ROPE,
     Engine,
@@ -26,7 +27,6 @@ from draftsmith.targets.native.engine import (
     too_large,
     unfit,
 )
-from draftsmith.targets.native.library import Fusion, Layer, Matrix, Model
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from draftsmith.core.cache import Block, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.errors import InputError
 from draftsmith.provenance import free_memory_bytes
-from draftsmith.targets.native.library import Call, Chain, Layer, Model
+from draftsmith.targets.native.bindings import Call, Chain, Layer, Model
 from draftsmith.targets.native.packed import PackedFile, Versions
 from draftsmith.targets.native.weights import (
     GROUP,

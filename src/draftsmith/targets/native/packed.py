@@ -42,7 +42,7 @@ from draftsmith.provenance import (
     portable_text,
     sweep,
 )
-from draftsmith.targets.native.library import SOURCES, Library
+from draftsmith.targets.native.bindings import SOURCES, Library
 from draftsmith.targets.native.weights import PackedMatrix
 
 _log = logging.getLogger(__name__)

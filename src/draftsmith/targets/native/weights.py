@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.targets.native.library import Library, Matrix, NotBuilt, library
+from draftsmith.targets.native.bindings import Library, Matrix, NotBuilt, library
 
 LANES = 16
 GROUP = 32
