@@ -12,7 +12,7 @@ import torch
 
 from draftsmith.core.law import Law, Noise, Purpose, Rows
 from draftsmith.core.sampling import History, Sampler
-from draftsmith.core.types import PADDING, DraftTree, Proposal, Verdict
+from draftsmith.core.types import DraftTree, Proposal, Verdict
 from draftsmith.core.verify import (
     Descent,
     Match,
@@ -21,10 +21,9 @@ from draftsmith.core.verify import (
     TreeLaws,
     candidates,
     verify,
-    walk_highest,
 )
 from draftsmith.core.verify_step import make_rule, verify_step
-from draftsmith.errors import BackendError, InputError, LossyRule, UnsupportedProposal
+from draftsmith.errors import InputError, LossyRule, UnsupportedProposal
 
 V = 6
 
@@ -78,16 +77,6 @@ def told(verdict: Verdict) -> tuple[list[int], int]:
     return verdict.path_BD[0, :count].tolist(), int(verdict.next_token_B[0])
 
 
-def greedy_laws(tree: DraftTree, logits_BNV: torch.Tensor) -> TreeLaws:
-    return TreeLaws(
-        logits_BNV=logits_BNV,
-        sampler=Sampler(),
-        histories=[],
-        tokens_BN=tree.tokens_BN.numpy(),
-        parents_BN=tree.parents_BN.numpy(),
-    )
-
-
 def point(token: int) -> list[float]:
     return [float(t == token) for t in range(V)]
 
@@ -120,82 +109,12 @@ def test_a_wrong_draft_is_corrected_where_it_goes_wrong(rule: Match | Rejection)
     assert told(verify(one_row(*DRAWING), second, rule, noise)) == ([1], 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("rule", [Match(), Rejection()], ids=lambda rule: rule.name)
-@pytest.mark.parametrize("seed", range(20))
-def test_at_temperature_0_the_short_walk_is_that_of_the_rule(
-    seed: int, rule: Match | Rejection, dtype: torch.dtype
-) -> None:
-    """Trees of two rows with padding, probes, equal siblings and equal logits."""
-    rng = np.random.default_rng(seed)
-    rows, nodes = 2, 9
-    parents = np.array([[rng.integers(-1, n) for n in range(nodes)] for _ in range(rows)])
-    parents[1, 7:] = PADDING
-    tree = DraftTree(
-        tokens_BN=torch.from_numpy(rng.integers(0, 3, (rows, nodes))),
-        parents_BN=torch.from_numpy(parents),
-        proposal=Proposal.OPAQUE,
-        candidate_BN=torch.from_numpy(rng.random((rows, nodes)) < 0.9),
-    )
-    logits_BNV = torch.from_numpy(rng.integers(0, 3, (rows, 1 + nodes, V))).to(dtype)
-    laws = greedy_laws(tree, logits_BNV)
-    noise = Noise(0, range(rows), [4] * rows)
-    expected, found = verify(tree, laws, rule, noise), walk_highest(tree, logits_BNV)
-    assert torch.equal(found.path_BD, expected.path_BD)
-    assert torch.equal(found.num_accepted_B, expected.num_accepted_B)
-    assert torch.equal(found.next_token_B, expected.next_token_B)
-    assert found.next_token_B.dtype == expected.next_token_B.dtype
-
-
-@pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.WITHOUT_REPLACEMENT])
-@pytest.mark.parametrize("seed", range(20))
-def test_the_short_walk_is_that_of_rejection_whatever_children_were_drawn_from(
-    seed: int, proposal: Proposal
-) -> None:
-    rng = np.random.default_rng(seed)
-    parents, tokens = [-1, -1, 0, 0, 1, 2], []
-    for siblings in (2, 2, 1, 1):
-        replace = proposal is Proposal.SAMPLED
-        tokens += rng.choice(V, siblings, replace=replace).tolist()
-    q = Law(torch.from_numpy(rng.dirichlet(np.ones(V), 4)), V)
-    tree = one_row(tokens, parents, proposal, q, [0, 0, 1, 1, 2, 3])
-    logits_BNV = torch.from_numpy(rng.integers(0, 3, (1, 7, V))).float()
-    laws = greedy_laws(tree, logits_BNV)
-    expected = verify(tree, laws, Rejection(), Noise(0, [0], [4]))
-    assert told(walk_highest(tree, logits_BNV)) == told(expected)
-
-
 def test_at_temperature_0_too_sampled_children_need_their_law() -> None:
     tree = one_row(*DRAWING, Proposal.SAMPLED)
     with pytest.raises(UnsupportedProposal, match="needs the law"):
         verify_step(
             tree, torch.zeros(1, 4, V), Sampler(), [], Rejection(), Noise(0, [0], [4]), widest=2
         )
-
-
-def test_the_short_walk_refuses_what_is_no_number_where_it_comes_by() -> None:
-    logits_BNV = torch.zeros(1, 4, V)
-    logits_BNV[0, 0, 1], logits_BNV[0, 1] = 1.0, torch.nan  # the root goes to node 1
-    assert told(walk_highest(one_row(*DRAWING), logits_BNV)) == ([1], 0)
-    logits_BNV[0, 2, 0] = torch.nan
-    with pytest.raises(BackendError, match="NaN"):
-        walk_highest(one_row(*DRAWING), logits_BNV)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "short"),
-    [
-        (Sampler(), True),
-        (Sampler(top_k=2, top_p=0.5, min_p=0.1), True),
-        (Sampler(temperature=0.5), False),
-        (Sampler(logit_bias=((1, 2.0),)), False),
-        (Sampler(repetition_penalty=1.2), False),
-        (Sampler(presence_penalty=1.0), False),
-        (Sampler(frequency_penalty=1.0), False),
-    ],
-)
-def test_the_short_walk_is_for_logits_as_they_stand(sampler: Sampler, short: bool) -> None:
-    assert sampler.takes_highest == short
 
 
 def test_an_empty_tree_gives_one_token_of_the_targets() -> None:

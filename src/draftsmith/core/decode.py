@@ -232,7 +232,8 @@ def decode(
     )
     cache, state = _open(target, drafter, request, rows, shape, session)
     base_noise = Noise(options.seed, ids, [len(row.tokens) for row in rows])
-    compiled = engine_of(target) is not None
+    engine = engine_of(target)
+    compiled = engine is not None
     live = list(range(len(rows)))  # rows of the request that the cache still holds
     left: list[list[int]] | None = None  # the session's tokens behind the last step
     try:
@@ -276,6 +277,7 @@ def decode(
                         noise,
                         widest=drafter.widest(shape),
                         allow_lossy=options.allow_lossy,
+                        draws=None if engine is None else engine.draws,
                     )
                 verdict, step = _emit(rows, live, tree, verdict, end_ids, stops, pending, shape)
                 # pending tokens and accepted path stay; a row that was done keeps what it had

@@ -153,6 +153,10 @@ class Law:
     def num_rows(self) -> int:
         return self.probs_RK.shape[0]
 
+    def row(self, r: int) -> tuple[Tensor, Tensor | None]:
+        """One law as it is kept: ([K] probabilities, [K] their ids; None: all of them)."""
+        return self.probs_RK[r], None if self.ids_RK is None else self.ids_RK[r]
+
     def probs(self) -> Tensor:
         """[R, V]."""
         if self.ids_RK is None:

@@ -130,6 +130,12 @@ class Sampler(Warping):
         """Whether every law is a point mass on the highest logit as it stands."""
         return self.temperature == 0 and not (self.needs_history or self.logit_bias)
 
+    @property
+    def reads_logits_alone(self) -> bool:
+        """Whether every law is softmax(logits / T), T > 0, of the logits as they stand."""
+        cuts = self.top_k != 0 or self.top_p != 1.0 or self.min_p != 0.0
+        return self.temperature > 0 and not (cuts or self.needs_history or self.logit_bias)
+
     def law(
         self,
         logits_RV: Tensor,

@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from draftsmith.core.law import Law, Noise, Purpose
-from draftsmith.core.sampling import History, Sampler, largest, require_finite, widened
+from draftsmith.core.sampling import History, Sampler
 from draftsmith.core.trees import history_at, padded_rows
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Verdict
 from draftsmith.errors import LossyRule, UnsupportedProposal
@@ -343,36 +343,6 @@ def walked(tree: DraftTree, laws: LawSource, rule: Rule, noise: Noise) -> Verdic
     """As `verify`, for a rule and a tree that were checked."""
     paths, next_token = rule.walk(tree, laws, noise)
     return make_verdict(paths, next_token)
-
-
-def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
-    """What match and rejection decide where every law is a point mass on its highest logit
-    (`Sampler.takes_highest`), in a fraction of their time: go on while a child holds that token.
-
-    Args:
-        tree: tokens and parents on the CPU.
-        logits_BNV: [B, 1 + N, V] on the CPU; column 0 is the root.
-
-    Raises:
-        BackendError: logits that the walk came by are NaN.
-    """
-    tokens = tree.tokens_BN.tolist()
-    paths: list[list[int]] = []
-    last: list[int] = []
-    for b, known in enumerate(candidates(tree)):
-        node: int | None = ROOT
-        path: list[int] = []
-        while node is not None:
-            top_R, token_R = largest(widened(logits_BNV[b, node + 1][None]))
-            require_finite(top_R)
-            token = int(token_R)
-            children = known.children.get(node, ())
-            node = next((kid for kid in children if tokens[b][kid] == token), None)
-            if node is not None:
-                path.append(node)
-        paths.append(path)
-        last.append(token)
-    return make_verdict(paths, last)
 
 
 def make_verdict(paths: Sequence[Sequence[int]], next_token: ArrayLike) -> Verdict:

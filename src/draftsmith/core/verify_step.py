@@ -29,6 +29,7 @@ from torch import Tensor
 from draftsmith.core.block_rule import Block
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler, require_finite
+from draftsmith.core.short_walks import DrawsFromLogits, short_walk
 from draftsmith.core.transfer import to_device
 from draftsmith.core.traversal_rule import Traversal
 from draftsmith.core.trees import depths, geometry, on_host
@@ -44,7 +45,6 @@ from draftsmith.core.verify import (
     candidates,
     check_rule,
     verify,
-    walk_highest,
     walked,
 )
 from draftsmith.errors import InputError, nearest
@@ -108,6 +108,7 @@ def verify_step(
     *,
     widest: int,
     allow_lossy: bool = False,
+    draws: DrawsFromLogits | None = None,
 ) -> tuple[DraftTree, Verdict]:
     """The verdict, and the tree with its numbers on the host.
 
@@ -115,6 +116,7 @@ def verify_step(
         logits_BNV: [B, 1 + N, V]; column 0 is the root.
         histories: known tokens per row, up to and including the root.
         widest: no node has more children, if only the device knows the tree.
+        draws: of the engine that computed the logits, see `short_walk`.
 
     Raises:
         LossyRule, UnsupportedProposal: see `check_rule`.
@@ -123,10 +125,11 @@ def verify_step(
     here = logits_BNV.device.type == "cpu"
     if here or sampler.needs_history or rule.precompute is None:
         tree, _ = on_host(tree)
-        # these two alone: a class that is derived from them may decide otherwise
-        if here and sampler.takes_highest and type(rule) in (Match, Rejection):
+        if here:
             check_rule(rule, tree, allow_lossy=allow_lossy)
-            return tree, walk_highest(tree, logits_BNV)
+            verdict = short_walk(tree, logits_BNV, sampler, rule, noise, draws)
+            if verdict is not None:
+                return tree, verdict
         laws = TreeLaws(
             logits_BNV=logits_BNV,
             sampler=sampler,

@@ -297,11 +297,8 @@ class ChildSelection:
     @property
     def reads_logits_alone(self) -> bool:
         """A chain's tokens are the best by their logits, or draws from softmax(logits / T)."""
-        sampler = self.sampler
-        if self.names_tokens:
-            return False
-        cuts = sampler.top_k != 0 or sampler.top_p != 1.0 or sampler.min_p != 0.0
-        return self.choice == "greedy" or not cuts
+        greedy = self.choice == "greedy" and not self.names_tokens
+        return greedy or self.sampler.reads_logits_alone
 
     def draws(self, steps: int) -> Draws:
         """What decides the tokens of a chain, the n-th of which is node n of its tree."""

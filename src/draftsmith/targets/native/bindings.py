@@ -184,6 +184,13 @@ class Library:
         self.c.ds_open_heads.argtypes = [POINTER(Matrix), ctypes.c_int, ctypes.c_int]
         self.c.ds_close_heads.argtypes = [c_void_p]
         self.c.ds_heads.argtypes = [c_void_p, c_void_p, ctypes.c_int, ctypes.c_int, c_void_p]
+        self.c.ds_draw.restype = c_int64
+        self.c.ds_draw.argtypes = [c_void_p, ctypes.c_int, c_double, c_double]
+        self.c.ds_reject.restype = c_int64
+        self.c.ds_reject.argtypes = [
+            *(c_void_p, ctypes.c_int, c_double, c_int64),  # the law, and the token
+            *(c_void_p, c_void_p, ctypes.c_int, c_void_p),  # q, and two uniform numbers
+        ]
         self.c.ds_allocate.restype = c_void_p
         self.c.ds_allocate.argtypes = [c_size_t]
         self.c.ds_free.argtypes = [c_void_p]

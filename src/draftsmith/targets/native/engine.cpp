@@ -324,18 +324,88 @@ static int64_t place_of_largest(const float* x, int n) {
   return place < n ? place : 0;  // NaN: verification will say so
 }
 
-// The place left of which a share `u` of the mass of softmax(x / temperature) lies. x is padded.
-static int64_t place_of_share(const float* x, int n, double temperature, double u, std::vector<float>& weight) {
-  weight.resize((n + LANES - 1) / LANES * LANES);
-  const F top = all(x[place_of_largest(x, n)]), by = all((float)(1 / temperature));
-  for (int i = 0; i < n; i += LANES) store(weight.data() + i, exp((load(x + i) - top) * by));
-  double total = 0, left = 0;
-  for (int i = 0; i < n; ++i) total += weight[i];
-  int place = -1;
-  for (int i = 0; i < n && place < 0; ++i)
-    if ((left += weight[i]) > u * total) place = i;
-  return place < 0 ? n - 1 : place;  // NaN: verification will say so
-}
+// Weights of places, and a place by a share of their mass, found by blocks and then within one.
+struct Mass {
+  static constexpr int BLOCK = 256, SUMS = 8;
+
+  std::vector<float> weight, kept;
+  std::vector<double> block;  // sums, in double: one of 50,000 places may weigh little
+  double total = 0;
+
+  // Of softmax(x / temperature), not normalised; behind the last of n places there is nothing.
+  // False: a number is NaN, or none is finite.
+  bool of_scores(const float* x, int n, double temperature) {
+    weight.resize((n + BLOCK - 1) / BLOCK * BLOCK);
+    std::fill(weight.begin() + n, weight.end(), 0.0f);
+    const float largest = x[place_of_largest(x, n)];
+    const F top = all(largest), by = all((float)(1 / temperature)), none = all(1.7e-38f);
+    F odd = zero();
+    auto weigh = [&](F v) {
+      odd = fma(v, zero(), odd);  // NaN from what is not finite
+      return max(exp((v - top) * by) - none, zero());  // exp ends at 1e-38
+    };
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) store(weight.data() + i, weigh(load(x + i)));
+    if (i < n) {
+      float rest[LANES];
+      std::fill(rest, rest + LANES, largest);
+      std::copy(x + i, x + n, rest);
+      store(rest, weigh(load(rest)));
+      std::copy(rest, rest + n - i, weight.data() + i);
+    }
+    add_up();
+    const bool suspect = !(sum(odd) == 0.0f);  // -inf is no fault: such a token is forbidden
+    return std::isfinite(largest) && !(suspect && std::any_of(x, x + n, [](float v) { return std::isnan(v); }));
+  }
+
+  void add_up() {
+    block.resize(weight.size() / BLOCK);
+    total = 0;
+    for (size_t b = 0; b < block.size(); ++b) {
+      const float* w = weight.data() + b * BLOCK;
+      double sums[SUMS] = {};
+      for (int i = 0; i < BLOCK; i += SUMS)
+        for (int k = 0; k < SUMS; ++k) sums[k] += w[i + k];
+      block[b] = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+      total += block[b];
+    }
+  }
+
+  // The weights' shares of their sum, less q of these places (ids: upwards; null: all), where that
+  // leaves something; else as they were.
+  void take_away(const float* q, const int64_t* ids, int count) {
+    const float by = (float)(1 / total);
+    kept = weight;
+    for (float& w : weight) w *= by;
+    for (int i = 0; i < count; ++i) weight[ids ? ids[i] : i] -= q[i];
+    for (float& w : weight) w = std::max(w, 0.0f);
+    add_up();
+    if (total > 0) return;
+    weight.swap(kept);
+    add_up();
+  }
+
+  // The place left of which a share u of the mass lies: never one without weight.
+  int64_t place(double u) const {
+    const double aim = u * total;
+    double left = 0, before = 0;
+    size_t at = 0;  // the last block with weight, should rounding put the aim behind all
+    for (size_t b = 0; b < block.size(); ++b) {
+      if (block[b] > 0) {
+        at = b, before = left;
+        if (left + block[b] > aim) break;
+      }
+      left += block[b];
+    }
+    int64_t last = (int64_t)at * BLOCK;
+    for (int64_t i = last, end = last + BLOCK; i < end; ++i)
+      if (weight[i] > 0) {
+        last = i;
+        if ((before += weight[i]) > aim) break;
+      }
+    return last;
+  }
+};
 
 // What softmax(x / temperature) gives to this place. x is padded.
 static double probability(const float* x, int n, double temperature, int64_t place) {
@@ -401,7 +471,8 @@ struct Products {
   std::vector<float> normed;
   struct Own {  // of one thread
     std::vector<int8_t> q;
-    std::vector<float> scale, total, score, block, head, weight;
+    std::vector<float> scale, total, score, block, head;
+    Mass mass;
   };
   std::vector<Own> own;
   std::vector<int8_t> q;  // shared: chunks of many tokens
@@ -731,9 +802,13 @@ struct Engine : Products {
   // The token that a row's chain goes on with, by the scores of the head.
   int64_t choose(int member, const Chain& chain, int row, int step, const float* score, double& sure) {
     const size_t at = (size_t)row * chain.steps + step;
-    const int64_t place = chain.uniform ? place_of_share(score, chain.vocab, chain.temperature,
-                                                         chain.uniform[at], own[member].weight)
-                                        : place_of_largest(score, chain.vocab);
+    int64_t place;
+    if (chain.uniform) {
+      own[member].mass.of_scores(score, chain.vocab, chain.temperature);  // verification says what is NaN
+      place = own[member].mass.place(chain.uniform[at]);
+    } else {
+      place = place_of_largest(score, chain.vocab);
+    }
     chain.chosen[at] = place;
     if (chain.confidence > 0) {
       sure *= probability(score, chain.vocab, chain.temperature, place);
@@ -1015,6 +1090,26 @@ Heads* ds_open_heads(const Matrix* matrices, int count, int blocks) { return new
 void ds_close_heads(Heads* heads) { delete heads; }
 void ds_heads(Heads* heads, const float* features, int rows, int threads, float* logits) {
   heads->forward(features, rows, threads, logits);
+}
+
+// The token left of which a share u of softmax(logits / temperature) lies; -1: there is no such law.
+int64_t ds_draw(const float* logits, int vocab, double temperature, double u) {
+  thread_local Mass mass;
+  return mass.of_scores(logits, vocab, temperature) ? mass.place(u) : -1;
+}
+
+// Rejection of one token that was drawn from q [count] (of these ids, upwards, or of all): -1: it
+// stays, where u[0] is below p / q; else the token that u[1] draws from what is left of p; -2: there
+// is no such law.
+int64_t ds_reject(const float* logits, int vocab, double temperature, int64_t token, const float* q,
+                  const int64_t* ids, int count, const double* u) {
+  thread_local Mass mass;
+  if (!mass.of_scores(logits, vocab, temperature)) return -2;
+  const int64_t at = ids ? std::lower_bound(ids, ids + count, token) - ids : token;
+  const float own = at < count && (!ids || ids[at] == token) ? q[at] : 0.0f;
+  if (u[0] < (float)(mass.weight[token] / mass.total) / own) return -1;
+  mass.take_away(q, ids, count);
+  return mass.place(u[1]);
 }
 
 void* ds_allocate(size_t bytes) {

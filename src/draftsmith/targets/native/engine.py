@@ -21,7 +21,7 @@ from draftsmith.core.cache import Block, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.errors import InputError
 from draftsmith.provenance import free_memory_bytes
-from draftsmith.targets.native.bindings import Call, Chain, Layer, Model
+from draftsmith.targets.native.bindings import Call, Chain, Layer, Library, Model
 from draftsmith.targets.native.packed import PackedFile, Versions
 from draftsmith.targets.native.weights import (
     GROUP,
@@ -112,6 +112,37 @@ class Draws:
     """[B, steps] in [0, 1)."""
 
 
+class LogitDraws:
+    """Draws from rows of logits (a `DrawsFromLogits` of core/short_walks.py)."""
+
+    def __init__(self, lib: Library) -> None:
+        self._c = lib.c
+
+    def draw(self, logits_V: Tensor, temperature: float, u: float) -> int | None:
+        logits = logits_V.contiguous()
+        token: int = self._c.ds_draw(logits.data_ptr(), len(logits), temperature, u)
+        return None if token < 0 else token
+
+    def reject(
+        self,
+        logits_V: Tensor,
+        temperature: float,
+        token: int,
+        q: tuple[Tensor, Tensor | None],
+        u: tuple[float, float],
+    ) -> tuple[bool, int] | None:
+        logits, probs, ids = logits_V.contiguous(), q[0].float().contiguous(), q[1]
+        ids = None if ids is None else ids.contiguous()
+        found: int = self._c.ds_reject(
+            *(logits.data_ptr(), len(logits), temperature, token),
+            *(probs.data_ptr(), None if ids is None else ids.data_ptr(), len(probs)),
+            (ctypes.c_double * 2)(*u),
+        )
+        if found == -2:
+            return None
+        return (True, token) if found == -1 else (False, found)
+
+
 class Matrices:
     """Matrices in the extension's memory.
 
@@ -124,6 +155,7 @@ class Matrices:
         self._lib = usable_library()
         self.form = form
         self.instructions = self._lib.instructions
+        self.draws = LogitDraws(self._lib)
         self._stored = stored or (lambda name: None)
         layers = () if named is None else named.named_modules()
         self._names = {module: name for name, module in layers}

@@ -1,0 +1,165 @@
+"""What `match` and `rejection` decide where every law is softmax(logits / T), in a fraction of the
+time of the rules' own walks (`core/verify.py`), which make laws and arrays.
+
+    T = 0    a law is its highest logit                   `walk_highest`, match and rejection
+    T > 0    a law is a row of logits that is drawn from  `walk_drawn`, match in any tree
+                                                          `walk_rejecting`, rejection in a chain
+
+Each reads the noise that the rule reads, under the same keys. A draw inverts the same cumulative
+sum, but the weights are computed elsewhere (`DrawsFromLogits`) and round otherwise: decisions are
+equal but for uniform numbers within some 1e-7 of an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.core.law import Noise, Purpose
+from draftsmith.core.sampling import Sampler, largest, require_finite, widened
+from draftsmith.core.types import ROOT, DraftTree, Proposal, Verdict
+from draftsmith.core.verify import Match, Rejection, Rule, candidates, make_verdict
+
+
+class DrawsFromLogits(Protocol):
+    """Draws from softmax(logits / temperature) for one row of float32 logits on the CPU."""
+
+    def draw(self, logits_V: Tensor, temperature: float, u: float) -> int | None:
+        """The token left of which a share u of the law lies; None: a logit is NaN, or none is
+        finite."""
+        ...
+
+    def reject(
+        self,
+        logits_V: Tensor,
+        temperature: float,
+        token: int,
+        q: tuple[Tensor, Tensor | None],
+        u: tuple[float, float],
+    ) -> tuple[bool, int] | None:
+        """(True, token): it stays, as u[0] is below p / q; (False, t): t is what u[1] draws from
+        norm(max(p - q, 0)). q: [K] probabilities of [K] ids (upwards; None: of all). None: see
+        `draw`."""
+        ...
+
+
+def short_walk(
+    tree: DraftTree,
+    logits_BNV: Tensor,
+    sampler: Sampler,
+    rule: Rule,
+    noise: Noise,
+    draws: DrawsFromLogits | None,
+) -> Verdict | None:
+    """The verdict of a rule that was checked; None: this case needs the rule's own walk.
+
+    Args:
+        tree: tokens and parents on the CPU.
+        logits_BNV: [B, 1 + N, V] on the CPU; column 0 is the root.
+        draws: of the engine that computed the logits; None: there is none.
+
+    Raises:
+        BackendError: logits that the walk came by are NaN.
+    """
+    # these two alone: a class that is derived from them may decide otherwise
+    if type(rule) not in (Match, Rejection):
+        return None
+    if sampler.takes_highest:
+        return walk_highest(tree, logits_BNV)
+    if draws is None or not sampler.reads_logits_alone or logits_BNV.dtype != torch.float32:
+        return None
+    if type(rule) is Match:
+        return walk_drawn(tree, logits_BNV, sampler.temperature, noise, draws)
+    drawn = tree.proposal is not Proposal.OPAQUE and tree.q is not None
+    if drawn and _is_chains(tree):
+        return walk_rejecting(tree, logits_BNV, sampler.temperature, noise, draws)
+    return None
+
+
+def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
+    """Go on while a child holds the highest logit's token."""
+
+    def next_token(row: int, node: int, depth: int) -> int:
+        top_R, token_R = largest(widened(logits_BNV[row, node + 1][None]))
+        require_finite(top_R)
+        return int(token_R)
+
+    return _matched(tree, next_token)
+
+
+def walk_drawn(
+    tree: DraftTree, logits_BNV: Tensor, temperature: float, noise: Noise, draws: DrawsFromLogits
+) -> Verdict:
+    """Go on while a child holds the token that is drawn from the law."""
+
+    def next_token(row: int, node: int, depth: int) -> int:
+        u = noise.uniform(np.array([row]), depth, Purpose.TARGET)
+        token = draws.draw(logits_BNV[row, node + 1], temperature, float(u[0]))
+        return _known(token, logits_BNV[row, node + 1])
+
+    return _matched(tree, next_token)
+
+
+def walk_rejecting(
+    tree: DraftTree, logits_BNV: Tensor, temperature: float, noise: Noise, draws: DrawsFromLogits
+) -> Verdict:
+    """Accept the tokens of chains against what they were drawn from, until one is refused."""
+    assert tree.q is not None and tree.q_rows_BN is not None
+    tokens, q_rows = tree.tokens_BN.tolist(), tree.q_rows_BN.tolist()
+    paths: list[list[int]] = []
+    last: list[int] = []
+    for b, known in enumerate(candidates(tree)):
+        node, row = ROOT, np.array([b])
+        path: list[int] = []
+        while True:
+            logits_V, depth = logits_BNV[b, node + 1], len(path)
+            u = float(noise.uniform(row, depth, Purpose.TARGET)[0])
+            child = next(iter(known.children.get(node, ())), None)
+            if child is None:
+                last.append(_known(draws.draw(logits_V, temperature, u), logits_V))
+                break
+            accept = float(noise.uniform(row, depth, Purpose.ACCEPT)[0])
+            q = tree.q.row(q_rows[b][child])
+            found = draws.reject(logits_V, temperature, tokens[b][child], q, (accept, u))
+            stays, token = (False, _known(None, logits_V)) if found is None else found
+            if not stays:
+                last.append(token)
+                break
+            node = child
+            path.append(child)
+        paths.append(path)
+    return make_verdict(paths, last)
+
+
+def _matched(tree: DraftTree, next_token: Callable[[int, int, int], int]) -> Verdict:
+    """Go on while a child holds what is next: of (row, node, depth)."""
+    tokens = tree.tokens_BN.tolist()
+    paths: list[list[int]] = []
+    last: list[int] = []
+    for b, known in enumerate(candidates(tree)):
+        node: int | None = ROOT
+        path: list[int] = []
+        while node is not None:
+            token = next_token(b, node, len(path))
+            children: Sequence[int] = known.children.get(node, ())
+            node = next((kid for kid in children if tokens[b][kid] == token), None)
+            if node is not None:
+                path.append(node)
+        paths.append(path)
+        last.append(token)
+    return make_verdict(paths, last)
+
+
+def _known(token: int | None, logits_V: Tensor) -> int:
+    if token is None:
+        require_finite(logits_V.amax()[None])
+    assert token is not None
+    return token
+
+
+def _is_chains(tree: DraftTree) -> bool:
+    return all(len(kids) < 2 for row in candidates(tree) for kids in row.children.values())
