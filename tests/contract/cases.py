@@ -101,6 +101,19 @@ def _then(label: str, second: Callable[[Target], Drafter], *, asks_model: bool =
     )
 
 
+def _filling(
+    first: str, second: str, parts: Callable[[Target], list[Drafter]], **facts: bool
+) -> Case:
+    """Two drafters that fill one tree."""
+    return Case(
+        kind=first,
+        label=f"{first}-and-{second}",
+        build=lambda model: Cascade(parts(model)),
+        shape=TREE,
+        **facts,
+    )
+
+
 def _features(
     kind: str,
     cls: type[FeatureDrafter],
@@ -203,6 +216,32 @@ CASES = (
         "independent",
         lambda model: Independent(Independent.Config(), model=model),
         asks_model=True,
+    ),
+    _filling(
+        "prediction",
+        "independent",
+        lambda model: [
+            PredictionDrafter(PredictionDrafter.Config(length=2, resync=False)),
+            Independent(Independent.Config(), model=model),
+        ],
+        draws=True,
+        uses_predictions=True,
+        asks_model=True,
+    ),
+    _filling(
+        "independent",
+        "prompt_lookup",
+        lambda model: [
+            Independent(Independent.Config(proposal="greedy"), model=model),
+            PromptLookup(PromptLookup.Config(length=2)),
+        ],
+        asks_model=True,
+    ),
+    _filling(
+        "suffix",
+        "eagle",
+        lambda _: [Suffix(Suffix.Config(min_match=1, factor=2.0)), Eagle(Eagle.Config())],
+        remembers=True,
     ),
     _independent("sampled", CHAIN, "independent-chain"),
     _independent("sampled", CHAIN, "independent-chain-confident", confidence=0.4),

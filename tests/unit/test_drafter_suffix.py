@@ -71,6 +71,12 @@ def by_definition(text: list[int], past: list[list[int]], config: Suffix.Config)
 
 
 def drafted(text: list[int], past: list[list[int]], config: Suffix.Config) -> list[int]:
+    return rated(text, past, config)[0]
+
+
+def rated(
+    text: list[int], past: list[list[int]], config: Suffix.Config
+) -> tuple[list[int], list[float]]:
     memory = PastTexts(config.min_match, 10_000)
     for one in past:
         memory.add(one)
@@ -100,6 +106,7 @@ def test_what_follows_at_most_places_is_drafted_while_it_is_probable() -> None:
     assert drafted([0, 1, 2], past, Suffix.Config(min_probability=0.3)) == [5, 7]
     assert drafted([0, 1, 2], past, Suffix.Config(min_probability=0.5)) == [5]
     assert drafted([0, 1, 2], past, Suffix.Config(min_probability=0.8)) == []
+    assert rated([0, 1, 2], past, Suffix.Config(min_probability=0.3)) == ([5, 7], [2 / 3, 1 / 2])
 
 
 @settings(deadline=None, max_examples=100)

@@ -156,6 +156,7 @@ _NODE_FIELDS = {
     "candidate_BN": 0,
     "origin_BN": 0,
     "fed_BN": -1,
+    "prob_BN": 0,
 }
 """What a tree holds node by node, and what stands there in padding."""
 
@@ -225,17 +226,20 @@ def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node
     return History(tokens=[*known.tokens, *reversed(tail)], num_prompt=known.num_prompt)
 
 
-def padded_rows(rows: Sequence[Sequence[int]], padding: int) -> np.ndarray:
+def padded_rows(
+    rows: Sequence[Sequence[float]], padding: int, dtype: type = np.int64
+) -> np.ndarray:
     """Ragged rows as one array, filled up on the right."""
     width = max(map(len, rows), default=0)
     filled = [[*row, *[padding] * (width - len(row))] for row in rows]
-    return np.array(filled, dtype=np.int64).reshape(len(rows), width)
+    return np.array(filled, dtype=dtype).reshape(len(rows), width)
 
 
 def stack_drafts(
     tokens: Sequence[Sequence[int]],
     parents: Sequence[Sequence[int]] | None = None,
     origins: Sequence[Sequence[int]] | None = None,
+    probs: Sequence[Sequence[float]] | None = None,
 ) -> DraftTree:
     """Each row's draft as an opaque tree, padded on the right. `parents` None: they are chains."""
     if parents is None:
@@ -245,4 +249,5 @@ def stack_drafts(
         parents_BN=torch.from_numpy(padded_rows(parents, PADDING)),
         proposal=Proposal.OPAQUE,
         origin_BN=None if origins is None else torch.from_numpy(padded_rows(origins, 0)),
+        prob_BN=None if probs is None else torch.from_numpy(padded_rows(probs, 0, np.float64)),
     )

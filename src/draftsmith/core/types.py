@@ -79,6 +79,9 @@ class DraftTree:
     fed_BN: Tensor | None = None
     """A note of the drafter's to itself: which of the tokens that it fed its own model the node was
     (-1: none). None: not wanted."""
+    prob_BN: Tensor | None = None
+    """How probable the drafter holds each node to be behind its parent. None: as `q` says, or it
+    does not know. No verification reads it: it ranks the nodes of several drafters."""
 
     @property
     def num_rows(self) -> int:

@@ -152,6 +152,9 @@ class Drafter(nn.Module, abc.ABC):
     in the compiled engine."""
     reads_predictions: bool = False
     """Whether it drafts from `RequestBatch.predictions`."""
+    rates_nodes: bool = False
+    """Its trees are to say how probable their nodes are (`DraftTree.prob_BN`), also where that
+    takes work: a cascade asks for it."""
 
     def __init__(self, config: Any = None) -> None:
         """`config`: an instance of this class's `Config`; None: all defaults."""

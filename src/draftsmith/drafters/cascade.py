@@ -1,17 +1,26 @@
-"""Several drafters at once: where one has no draft, the next one drafts.
+"""Several drafters at once. Where a chain is asked for, a row has the draft of the first that has
+one; a tree is filled by all that are needed.
 
     --drafter suffix+hass:PATH         text      a b c d e . . a b c | x y z
                                        suffix    has a match: d e    | has none
-                                       hass      is not asked        | drafts
+       chain                           hass      is not asked        | drafts
+       tree of depth 2                 hass      is not asked        | drafts the tree
+       tree of depth 4                 hass      drafts the tree     | drafts the tree
+                                                 as well: d e is short
+
+A tree asked for says how deep a row drafts and how many nodes it has room for. Drafters that take
+trees draft that very tree, others chains, those behind the first no deeper than their own shapes.
+One after the other they add to the row's tree (`drafters.merging`), until it has a path of full
+depth that is `SURE`: a cheap drafter that is sure saves asking the next one.
 
 All see every accepted token, so any of them can go on at any step. Whose draft a token was is its
 origin: of the first drafter the origins that it gives itself (0, unless it says otherwise), of the
-k-th after it k + 1.
+k-th after it k + 1. A token that several drafted is of the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +32,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import rows_of
 from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, Signals, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters.merging import FilledTree, add_draft, stacked
 
 
 @dataclass(slots=True)
@@ -37,11 +47,14 @@ class _State(DraftState):
 
 
 class Cascade(Drafter):
-    """Drafts with the first of several drafters that has a draft for a row.
+    """Drafts with the first of several drafters that has a draft for a row, or fills its tree with
+    the drafts of several.
 
     A step has one tree of one kind, and which drafter a row has is its own affair: so draws are
     opaque, too, and their q is not used.
     """
+
+    takes_trees = True
 
     def __init__(self, parts: Sequence[Drafter]) -> None:
         """
@@ -61,6 +74,7 @@ class Cascade(Drafter):
                 f"{name} drafts from what it reads at every step, and in a cascade others draft at "
                 "some of them: use it alone",
             )
+            part.rates_nodes = True
         self._parts = tuple(parts)
         self.default_shape = parts[0].default_shape
         self.reads_predictions = any(part.reads_predictions for part in parts)
@@ -91,15 +105,36 @@ class Cascade(Drafter):
         return next((target for target in bound if target is not None), None)
 
     def max_nodes(self, shape: TreeShape) -> int:
-        return max(part.max_nodes(own) for part, own in self._shapes(shape))
+        """
+        Raises:
+            InputError: a tree that does not branch at the root: cut to one token it is a chain,
+                and what is drafted then depends on how deep the other rows draft.
+        """
+        if shape.is_chain:
+            return max(part.max_nodes(own) for part, own in self._shapes(shape))
+        require(
+            not shape.clip(1).is_chain,
+            "a cascade fills trees that branch at the root: ask for a tree whose root has two "
+            "children or more, such as --draft-tree 2,1,1",
+        )
+        return shape.num_nodes
 
     def widest(self, shape: TreeShape) -> int:
-        return max(part.widest(own) for part, own in self._shapes(shape))
+        widths = [part.widest(own) for part, own in self._shapes(shape)]
+        return max(widths) if shape.is_chain else min(sum(widths), shape.num_nodes)
 
     def _shapes(self, shape: TreeShape) -> list[tuple[Drafter, TreeShape]]:
         """The parts, each with the shape that it drafts where `shape` is asked for."""
-        first, *others = self.parts
-        return [(first, shape), *((part, _own(part, shape.depth)) for part in others)]
+        return [(part, self._shape_of(part, shape)) for part in self.parts]
+
+    def _shape_of(self, part: Drafter, shape: TreeShape) -> TreeShape:
+        """Drafters behind the first draft no deeper than their own shapes: beside a chain just
+        these, in a tree that tree or a chain."""
+        first = part is self.parts[0]
+        if shape.is_chain:
+            return shape if first else part.default_shape.clip(shape.depth)
+        own = shape if part.takes_trees else TreeShape.chain(shape.depth)
+        return own if first else own.clip(part.default_shape.depth)
 
     def start(self, request: RequestBatch) -> _State:
         return _State([part.start(request) for part in self.parts])
@@ -117,18 +152,42 @@ class Cascade(Drafter):
         noise: Noise,
     ) -> DraftTree:
         assert isinstance(state, _State)
+
+        def drafted(number: int, left_B: np.ndarray) -> DraftTree:
+            """By one of the parts, in the rows that are left."""
+            part = self.parts[number]
+            fitting = self._shape_of(part, shape).clip(int(left_B.max()))
+            fit_B = np.minimum(left_B, fitting.depth)
+            return part.propose(state.parts[number], fitting, fit_B, sampler, noise)
+
+        return (self._first if shape.is_chain else self._filled)(drafted, shape, depth_B)
+
+    def _first(self, drafted: Drafts, shape: TreeShape, depth_B: np.ndarray) -> DraftTree:
+        """Each row's draft is that of the first part that has one."""
         tree = DraftTree.empty(len(depth_B))
         left_B = depth_B
-        for number, (part, own) in enumerate(zip(self.parts, state.parts, strict=True)):
+        for number, part in enumerate(self.parts):
             if not left_B.any():
                 break
-            deepest = int(left_B.max())
-            fitting = _own(part, deepest) if number else shape.clip(deepest)
-            found = part.propose(own, fitting, np.minimum(left_B, fitting.depth), sampler, noise)
+            found = drafted(number, left_B)
             tree = rows_of(tree, _opaque(found, number), left_B > 0)
             if part is not self.parts[-1]:  # whose draft may stay on the device
                 left_B = np.where((found.parents_BN != PADDING).any(1).cpu().numpy(), 0, left_B)
         return tree
+
+    def _filled(self, drafted: Drafts, shape: TreeShape, depth_B: np.ndarray) -> DraftTree:
+        """Each row's tree is filled by the parts, one after the other, until it is sure of a
+        path. What a row has room for goes by its own depth, as if it were alone."""
+        trees = [
+            FilledTree(depth=depth, most=shape.clip(depth).num_nodes) for depth in depth_B.tolist()
+        ]
+        for number in range(len(self.parts)):
+            sure_B = np.array([tree.is_sure for tree in trees])
+            left_B = np.where(sure_B, 0, depth_B)
+            if not left_B.any():
+                break
+            add_draft(trees, drafted(number, left_B), number)
+        return stacked(trees)
 
     def advance(self, state: DraftState, accepted: Accepted) -> _State:
         assert isinstance(state, _State)
@@ -145,14 +204,20 @@ class Cascade(Drafter):
         return _State(after)
 
 
+Drafts = Callable[[int, np.ndarray], DraftTree]
+"""The draft of the part of this number, where so many tokens are wanted of each row."""
+
+
 def _opaque(tree: DraftTree, number: int) -> DraftTree:
     """The draft of part `number`, whatever it was drawn from."""
     origin_BN = tree.origin_BN
     if number or origin_BN is None:
         origin_BN = torch.full(tuple(tree.parents_BN.shape), number + 1 if number else 0)
-    return replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None, origin_BN=origin_BN)
-
-
-def _own(part: Drafter, depth: int) -> TreeShape:
-    """Drafters behind the first keep their shapes, no deeper than is asked."""
-    return part.default_shape.clip(depth)
+    return replace(
+        tree,
+        proposal=Proposal.OPAQUE,
+        q=None,
+        q_rows_BN=None,
+        origin_BN=origin_BN,
+        prob_BN=None,
+    )

@@ -229,7 +229,14 @@ class Independent(Drafter):
         if not depth_B.any():
             return DraftTree.empty(len(state.known))
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
-        how = ChildSelection(self.config.proposal, sampler, noise, state, self.config.confidence)
+        how = ChildSelection(
+            self.config.proposal,
+            sampler,
+            noise,
+            state,
+            confidence=self.config.confidence,
+            rated=self.rates_nodes,
+        )
         return grow(reader, shape.clip(int(depth_B.max())), depth_B, how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

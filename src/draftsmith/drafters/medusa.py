@@ -311,7 +311,7 @@ class Medusa(TrainedDrafter):
         if state.feature_BH is None or not depth_B.any():
             return DraftTree.empty(len(state.known))
         reader = _HeadReader(self.network, state.feature_BH, self._engine_of_request)
-        how = ChildSelection("greedy", sampler, noise, state)
+        how = ChildSelection("greedy", sampler, noise, state, rated=self.rates_nodes)
         return grow(reader, shape.clip(len(self.network)), depth_B, how)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

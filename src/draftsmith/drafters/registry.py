@@ -2,7 +2,7 @@
 
     prompt_lookup                   drafters/prompt_lookup.py
     independent:PATH_OR_HUB_ID      the part behind the colon is the drafter's `source`
-    suffix+hass:PATH                a cascade: the first of them that has a draft
+    suffix+hass:PATH                a cascade: the first that has a draft, or one tree of all
     runs/my-draft                   a folder: of a transformers model, independent:runs/my-draft;
                                     of a drafter that `distill` wrote, its own kind
 

@@ -120,8 +120,9 @@ class PastTexts:
 
 def continuation(
     known: Sequence[int], past: PastTexts, own: OwnText, config: Suffix.Config, most: int
-) -> list[int]:
-    """What to draft behind `known`, the tokens of `own`: no more than `most`; may be empty."""
+) -> tuple[list[int], list[float]]:
+    """What to draft behind `known`, the tokens of `own`: no more than `most`; may be empty. And the
+    share of the places left at which each of these tokens follows."""
     length = config.min_match
     run = tuple(known[-length:])
     # each by itself: a run that is frequent in the own text would hide all past texts
@@ -134,6 +135,7 @@ def continuation(
         found, length = longer, back
     most = min(most, max(int(config.factor * length), 1))
     drafted: list[int] = []
+    shares: list[float] = []
     share = 1.0
     while found and len(drafted) < most:
         following = Counter(text[place] for text, place in found)
@@ -142,12 +144,13 @@ def continuation(
         if share < config.min_probability:
             break
         drafted.append(token)
+        shares.append(count / len(found))
         found = [
             (text, place + 1)
             for text, place in found
             if text[place] == token and place + 1 < len(text)
         ]
-    return drafted
+    return drafted, shares
 
 
 class Row:
@@ -262,12 +265,13 @@ class Suffix(Remembering[Row]):
         sampler: Sampler,
         noise: Noise,
     ) -> DraftTree:
-        chains = []
+        chains, probs = [], []
         for row, depth in zip(state.rows, depth_B.tolist(), strict=True):
             own = row.text
-            drafted = continuation(own.tokens, self.past, own, self.config, depth)
+            drafted, shares = continuation(own.tokens, self.past, own, self.config, depth)
             chains.append(until_end(drafted, self._end_ids))
-        return stack_drafts(chains)
+            probs.append(shares[: len(chains[-1])])
+        return stack_drafts(chains, probs=probs)
 
     def advance(self, state: _State, accepted: Accepted) -> _State:
         for row, new in zip(state.rows, accepted.emitted, strict=True):

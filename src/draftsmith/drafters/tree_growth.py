@@ -174,7 +174,9 @@ class ModelReader:
         return self._own(self._model.forward(fed, block, count, Signals()).logits_BNV)
 
 
-def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> DraftTree:
+def grow_dynamic(
+    reader: Reader, shape: TreeShape, depth_B: np.ndarray, *, rated: bool = False
+) -> DraftTree:
     """The best `shape.keep` nodes by the draft model's probabilities (EAGLE-2, arXiv 2406.16858),
     found where the reader's logits are.
 
@@ -189,6 +191,7 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
     A row's pool ends at its own depth, however deep its neighbours draft.
 
     The choice depends on the draft model alone, never on the verifier's noise: opaque, and exact.
+    `rated`: see `ChildSelection`.
     """
     assert shape.keep is not None
     width, columns = shape.widths[0], reader.columns
@@ -228,17 +231,21 @@ def grow_dynamic(reader: Reader, shape: TreeShape, depth_B: np.ndarray) -> Draft
         beyond_BP = to_device(np.array(depth_P) > depth_B[:, None], score_BP.device)
         score_BP = score_BP.masked_fill(beyond_BP, -torch.inf)
     kept_BN = _first(score_BP, min(shape.keep, score_BP.shape[1])).sort(dim=1).values
-    parent_BN = parent_BP.gather(1, kept_BN)
+    score_BN, parent_BN = score_BP.gather(1, kept_BN), parent_BP.gather(1, kept_BN)
+    prob_BN = None
+    if rated:
+        above_BN = score_BP.gather(1, parent_BN.clamp(min=0)).masked_fill(parent_BN == ROOT, 0.0)
+        prob_BN = (score_BN - above_BN).exp()
     place_BN = torch.searchsorted(kept_BN, parent_BN.clamp(min=0))
     parent_BN = torch.where(parent_BN == ROOT, ROOT, place_BN)
     # too deep, or a padded draft model has run out of tokens
-    impossible = score_BP.gather(1, kept_BN) == -torch.inf
-    parent_BN = parent_BN.masked_fill(impossible, PADDING)
+    parent_BN = parent_BN.masked_fill(score_BN == -torch.inf, PADDING)
     return DraftTree(
         tokens_BN=token_BP.gather(1, kept_BN),
         parents_BN=parent_BN,
         proposal=Proposal.OPAQUE,
         fed_BN=fed_BP.gather(1, kept_BN),
+        prob_BN=prob_BN,
     )
 
 
@@ -288,6 +295,8 @@ class ChildSelection:
     """A chain ends behind the token that makes it, by the drafter's own laws at the temperature of
     its draws (1 where it takes the best), less probable than this. What is drafted before decides
     that, never the token that would follow: no law of a draw is touched."""
+    rated: bool = False
+    """A tree of the most probable tokens says how probable they are, in `DraftTree.prob_BN`."""
 
     @property
     def names_tokens(self) -> bool:
@@ -343,7 +352,7 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
     if how.sampler.temperature == 0:
         how = replace(how, choice="greedy")
     if shape.is_dynamic:
-        return grow_dynamic(reader, shape, depth_B)
+        return grow_dynamic(reader, shape, depth_B, rated=how.rated)
     if shape.is_chain and how.reads_logits_alone:
         draws = None if how.choice == "greedy" else how.draws
         found = reader.chain(np.minimum(depth_B, shape.depth), draws, how.confidence)
@@ -389,6 +398,8 @@ def _grow_fixed(
     # one column more: children that a ragged level does not have are written there
     tokens_BN = torch.zeros((num_rows, num_nodes + 1), dtype=torch.long, device=device)
     spent_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
+    rated = how.rated and how.choice == "greedy"
+    prob_BN = torch.zeros_like(tokens_BN, dtype=torch.float64) if rated else None
     for depth, level in enumerate(levels(shape)):
         if depth > 0:
             nodes = level.frontier_F
@@ -414,7 +425,11 @@ def _grow_fixed(
                 f"the draft has nodes with {shape.widest} children, but there are only "
                 f"{scores_RD.shape[1]} tokens: ask for a narrower tree",
             )
-            drawn_RW = known.tokens(_top(scores_RD, kids_FW.shape[1])[1])
+            top_RW, column_RW = _top(scores_RD, kids_FW.shape[1])
+            drawn_RW = known.tokens(column_RW)
+            if prob_BN is not None:
+                log_RW = top_RW.double() - scores_RD.double().logsumexp(-1, keepdim=True)
+                prob_BN[:, kids_FW] = log_RW.exp().view(num_rows, *kids_FW.shape)
         else:
             law = _law(how, scores_RD, before_R, columns)
             rows = np.repeat(np.arange(num_rows), len(level.frontier_F))
@@ -443,6 +458,7 @@ def _grow_fixed(
         q=Law.cat(laws) if laws else None,
         q_rows_BN=torch.from_numpy(q_rows[:, :num_nodes].copy()) if laws else None,
         fed_BN=torch.from_numpy(fed[:num_nodes]).repeat(num_rows, 1),
+        prob_BN=None if prob_BN is None else prob_BN[:, :num_nodes],
     )
 
 

@@ -556,7 +556,14 @@ class FeatureDrafter(TrainedDrafter):
         depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
         if not depth_B.any():
             return DraftTree.empty(len(state.known))
-        how = ChildSelection(self.config.proposal, sampler, noise, state, self.config.confidence)
+        how = ChildSelection(
+            self.config.proposal,
+            sampler,
+            noise,
+            state,
+            confidence=self.config.confidence,
+            rated=self.rates_nodes,
+        )
         tree = grow(self._reader(state), shape, depth_B, how)
         state.cache.rollback()
         return tree
