@@ -86,9 +86,19 @@ def test_the_walk_is_the_stack_of_a_draw(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(module, function, noted)
     monkeypatch.chdir(ROOT)
-    words = "generate --target models/mini-code/target --drafter prompt_lookup --temperature 0.8"
+    words = "generate --target models/mini-code/target --drafter prompt_lookup --no-compile"
     with pytest.raises(SystemExit) as end:
-        cli.main([*words.split(), "--prompt", "def main(", "--max-new-tokens", "2"])
+        cli.main(
+            [
+                *words.split(),
+                "--temperature",
+                "0.8",
+                "--prompt",
+                "def main(",
+                "--max-new-tokens",
+                "2",
+            ]
+        )
     assert end.value.code == 0
     assert stacks and all(stack == walk() for stack in stacks)
     assert len(dict(walk())) <= 8
