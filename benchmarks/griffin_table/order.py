@@ -153,7 +153,7 @@ class Work:
     def run(self) -> None:
         exam, options = self.texts(), self.options
         stores = sorted(options.stores.glob("store-*"))
-        for setting in SETTINGS:
+        for setting in sorted(SETTINGS, key=lambda one: one.top == 0.5):  # the ends first
             folder = self.out / "runs" / setting.name
             if (folder / "run.json").exists():
                 continue
