@@ -95,11 +95,11 @@ def walk_drawn(
     tree: DraftTree, logits_BNV: Tensor, temperature: float, noise: Noise, draws: DrawsFromLogits
 ) -> Verdict:
     """Go on while a child holds the token that is drawn from the law."""
+    u_BD = _numbers(tree, noise, Purpose.TARGET)
 
     def next_token(row: int, node: int, depth: int) -> int:
-        u = noise.uniform(np.array([row]), depth, Purpose.TARGET)
-        token = draws.draw(logits_BNV[row, node + 1], temperature, float(u[0]))
-        return _known(token, logits_BNV[row, node + 1])
+        logits_V = logits_BNV[row, node + 1]
+        return _known(draws.draw(logits_V, temperature, u_BD[row][depth]), logits_V)
 
     return _matched(tree, next_token)
 
@@ -110,21 +110,20 @@ def walk_rejecting(
     """Accept the tokens of chains against what they were drawn from, until one is refused."""
     assert tree.q is not None and tree.q_rows_BN is not None
     tokens, q_rows = tree.tokens_BN.tolist(), tree.q_rows_BN.tolist()
+    u_BD, accept_BD = (_numbers(tree, noise, one) for one in (Purpose.TARGET, Purpose.ACCEPT))
     paths: list[list[int]] = []
     last: list[int] = []
     for b, known in enumerate(candidates(tree)):
-        node, row = ROOT, np.array([b])
+        node = ROOT
         path: list[int] = []
         while True:
-            logits_V, depth = logits_BNV[b, node + 1], len(path)
-            u = float(noise.uniform(row, depth, Purpose.TARGET)[0])
+            logits_V, u = logits_BNV[b, node + 1], u_BD[b][len(path)]
             child = next(iter(known.children.get(node, ())), None)
             if child is None:
                 last.append(_known(draws.draw(logits_V, temperature, u), logits_V))
                 break
-            accept = float(noise.uniform(row, depth, Purpose.ACCEPT)[0])
-            q = tree.q.row(q_rows[b][child])
-            found = draws.reject(logits_V, temperature, tokens[b][child], q, (accept, u))
+            q, both = tree.q.row(q_rows[b][child]), (accept_BD[b][len(path)], u)
+            found = draws.reject(logits_V, temperature, tokens[b][child], q, both)
             stays, token = (False, _known(None, logits_V)) if found is None else found
             if not stays:
                 last.append(token)
@@ -152,6 +151,15 @@ def _matched(tree: DraftTree, next_token: Callable[[int, int, int], int]) -> Ver
         paths.append(path)
         last.append(token)
     return make_verdict(paths, last)
+
+
+def _numbers(tree: DraftTree, noise: Noise, purpose: Purpose) -> list[list[float]]:
+    """The uniform numbers of each row, by depth."""
+    rows, deep = tree.num_rows, tree.num_nodes + 1
+    depth = np.tile(np.arange(deep), rows)
+    found = noise.uniform(np.repeat(np.arange(rows), deep), depth, purpose)
+    numbers: list[list[float]] = found.reshape(rows, deep).tolist()
+    return numbers
 
 
 def _known(token: int | None, logits_V: Tensor) -> int:

@@ -311,9 +311,10 @@ class ChildSelection:
 
     def draws(self, steps: int) -> Draws:
         """What decides the tokens of a chain, the n-th of which is node n of its tree."""
-        rows = np.arange(len(self.texts.known))
-        each = [self.noise.uniform(rows, n, Purpose.DRAFT, n) for n in range(steps)]
-        return Draws(temperature=self.sampler.temperature, uniform_BN=np.stack(each, axis=1))
+        rows = len(self.texts.known)
+        node = np.tile(np.arange(steps), rows)
+        each = self.noise.uniform(np.repeat(np.arange(rows), steps), node, Purpose.DRAFT, node)
+        return Draws(temperature=self.sampler.temperature, uniform_BN=each.reshape(rows, steps))
 
     def histories(
         self, tokens_BN: Tensor, parents_N: np.ndarray, nodes: np.ndarray
@@ -370,7 +371,8 @@ def _tree_of(chain: Chain, how: ChildSelection, columns: Columns) -> DraftTree:
     parents_BN = np.where(np.arange(steps) >= chain.count_B[:, None], PADDING, template)
     law = None
     if chain.logits_BND is not None:
-        law = _law(how, chain.logits_BND.flatten(0, 1), (), columns)
+        # softmax(logits / T), as the reader drew: no option of the sampler asks for other tokens
+        law = columns.named(how.sampler.law(chain.logits_BND.flatten(0, 1)))
     return DraftTree(
         tokens_BN=chain.tokens_BN,
         parents_BN=torch.from_numpy(parents_BN),
