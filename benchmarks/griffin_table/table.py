@@ -12,11 +12,17 @@ same for all methods. Counted, behind the prompt's own step:
     refused         share of steps that refuse every draft of a depth, all before it accepted
                     (GRIFFIN's misalignment, where drafts are verified as they are decoded)
 
-No clock is read, so cells may run side by side (--at-once). What a cell has counted is kept: the
-same command again does what is missing. A cell whose drafter is no longer the best is counted anew.
+For that no clock is read, so cells may run side by side (--at-once). What a cell has counted is
+kept: the same command again does what is missing. A cell whose drafter is no longer the best is
+counted anew. With --clock N, when nothing else runs, the drafters decode N prompts of each suite in
+turns (`draftsmith bench`), for
+
+    speed         over plain decoding; on a CPU a tree of 59 nodes costs more than it brings, so
+                  drafts are chains whose length is chosen at every step (`--draft-length auto`)
 
     OUT/prompts.json              token ids by suite
     OUT/cells/GRIFFIN-T0.json     counts per prompt
+    OUT/speed/GSM8K               a report of bench
     OUT/table.md, results.json    everything
 """
 
@@ -71,17 +77,23 @@ class Method:
     shape: TreeShape
     rule: str = "auto"
     temperatures: tuple[float, ...] = (0.0, 1.0)
+    drafts_chains: bool = True
+    """Can be timed beside the others, in chains."""
 
 
 METHODS = {
     "PLD": Method(drafter="prompt_lookup", shape=TreeShape.chain(10)),
-    "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape),
+    "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape, drafts_chains=False),
     "suffix": Method(drafter="suffix", shape=TreeShape.chain(10)),
     "recycling": Method(drafter="recycling", shape=Recycling().default_shape),
     "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5)),
     "Medusa": Method(drafter="medusa:{medusa}", shape=Medusa.default_shape),
     "Medusa (typical)": Method(
-        drafter="medusa:{medusa}", shape=Medusa.default_shape, rule="typical", temperatures=(1.0,)
+        drafter="medusa:{medusa}",
+        shape=Medusa.default_shape,
+        rule="typical",
+        temperatures=(1.0,),
+        drafts_chains=False,
     ),
     "EAGLE-1": Method(drafter="eagle:{eagle}", shape=STATIC),
     "EAGLE-2": Method(drafter="eagle:{eagle}", shape=DYNAMIC),
@@ -205,9 +217,45 @@ class Table:
                 env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
             ).returncode  # fmt: skip
 
+    def time(self) -> None:
+        """All drafters in turns, suite by suite."""
+        options = self.options
+        named = {self.drafters[name] for name, _ in self.cells if METHODS[name].drafts_chains}
+        for suite, (file, _) in SUITES.items():
+            words = [sys.executable, "-m", "draftsmith", "bench", "--target", options.target]
+            words += [
+                "--suite",
+                str(options.data / "prompts" / file),
+                "--out",
+                str(self.speed(suite)),
+            ]
+            words += ["--limit", str(options.clock), "--drafter", ",".join(sorted(named))]
+            words += ["--temperature", "0,1", "--max-new-tokens", str(options.max_new_tokens)]
+            words += ["--draft-length", "auto", "--no-hf-baseline"]
+            subprocess.run(words, check=True)
+
+    def speed(self, suite: str) -> Path:
+        return self.out / "speed" / suite
+
+    def speeds(self, method: str, temperature: float) -> dict[str, dict[str, Any]]:
+        """What the clock said of a method's drafter, by suite; nothing of one not timed."""
+        found = {}
+        for suite in SUITES if METHODS[method].drafts_chains else ():
+            path = self.speed(suite) / "summary.json"
+            known = read_json(path, "report")["drafters"] if path.exists() else []
+            for one in known:
+                if (one["name"], one["temperature"]) == (self.drafters[method], temperature):
+                    found[suite] = {"speedup": one["speedup"], "ci95": one["speedup_ci95"]}
+        return found
+
     def report(self) -> None:
         rows = [
-            row(method, temperature, read_json(self.path(method, temperature), "cell"))
+            row(
+                method,
+                temperature,
+                read_json(self.path(method, temperature), "cell"),
+                self.speeds(method, temperature),
+            )
             for method, temperature in self.cells
             if self.is_counted(method, temperature)
         ]
@@ -216,6 +264,7 @@ class Table:
             "target": self.options.target,
             "max_new_tokens": self.options.max_new_tokens,
             "prompts": sizes,
+            "timed_prompts": self.options.clock,
             "machine": machine_summary(),
             "rows": rows,
         }
@@ -244,9 +293,11 @@ def best_of_each(folder: Path) -> dict[str, str]:
     return {kind: name for kind, (_, name) in best.items()}
 
 
-def row(method: str, temperature: float, content: Mapping[str, Any]) -> dict[str, Any]:
+def row(
+    method: str, temperature: float, content: Mapping[str, Any], speed: Mapping[str, Any]
+) -> dict[str, Any]:
     """One cell as a row of results.json: tau with its 95 % interval over prompts, by suite, and the
-    mean of suites."""
+    mean of suites; and its speeds."""
     suites, means = {}, []
     for suite, found in content["suites"].items():
         decoded = Decoded.from_json(found)
@@ -265,6 +316,7 @@ def row(method: str, temperature: float, content: Mapping[str, Any]) -> dict[str
         "rule": content["rule"],
         "suites": suites,
         "mean": round(sum(means) / len(means), 4),
+        "speed": dict(speed),
     }
 
 
@@ -281,11 +333,12 @@ def refused(decoded: Decoded) -> list[float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
-    """Tokens per step by suite, and outside of loops; the share of tokens in loops."""
+    """Tokens per step by suite, and outside of loops; the share of tokens in loops; speeds."""
     heads = " | ".join(suites)
     lines = [
-        f"| T | method | {heads} | mean | outside of loops | tokens in loops | refused, by depth |",
-        "|---:|---|" + "---:|" * (len(suites) + 4),
+        f"| T | method | {heads} | mean | outside of loops | tokens in loops | refused, by depth "
+        "| speed of chains |",
+        "|---:|---|" + "---:|" * (len(suites) + 5),
     ]
     for one in sorted(rows, key=lambda row: row["temperature"]):
         found = [one["suites"][suite] for suite in suites]
@@ -296,9 +349,12 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
             sum(cell["refused"][depth] for cell in found) / len(found)
             for depth in range(min(5, *(len(cell["refused"]) for cell in found)))
         ]
+        timed = [one["speed"][suite]["speedup"] for suite in suites if suite in one["speed"]]
+        speed = f"{sum(timed) / len(timed):.2f}" if timed else ""
         lines.append(
             f"| {one['temperature']:g} | {one['method']} | {cells} | {one['mean']:.2f} "
-            f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} |"
+            f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} "
+            f"| {speed} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -321,13 +377,14 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="cells side by side")
     parser.add_argument("--limit", type=int, help="prompts of each suite; left out: 80")
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--clock", type=int, help="prompts of each suite that are timed")
     parser.add_argument("--methods", help=f"some of {', '.join(METHODS)}, by commas")
     parser.add_argument("--cell", nargs=2, metavar=("METHOD", "T"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = set(options.methods.split(",") if options.methods else ()) - set(METHODS)
     if unknown:
         parser.error(f"--methods {', '.join(sorted(unknown))}: they are {', '.join(METHODS)}")
-    for name in ("limit", "max_new_tokens", "batch_size", "at_once"):
+    for name in ("limit", "max_new_tokens", "batch_size", "at_once", "clock"):
         value = vars(options)[name]
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -341,6 +398,8 @@ def main() -> None:
         work.cell(options.cell[0], float(options.cell[1]))
         return
     work.run()
+    if options.clock is not None:
+        work.time()
     work.report()
 
 

@@ -73,7 +73,8 @@ def griffin_counts(griffin: ModuleType, tokens: int, steps: int) -> object:
 def test_a_row_divides_sums_and_counts_refusals_by_depth(griffin: ModuleType) -> None:
     suites = {"A": cell(griffin, (6, 4), (3, 2)), "B": cell(griffin, (9, 3), (2, 1))}
     content = {"drafter": "x/hass-1e-3", "rule": "auto", "suites": suites}
-    row = griffin.row("HASS", 0.0, content)
+    speed = {"A": {"speedup": 1.2, "ci95": None}, "B": {"speedup": 1.4, "ci95": [1.3, 1.5]}}
+    row = griffin.row("HASS", 0.0, content, speed)
     assert row["suites"]["A"]["tau"] == 2.0
     assert row["suites"]["B"]["tau"] == 4.0
     assert row["mean"] == 3.0  # of suites, not of all prompts
@@ -82,6 +83,31 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(griffin: ModuleType) ->
     assert row["suites"]["A"]["ci95"] == [2.0, 2.0]  # both prompts have the same ratio
     text = griffin.table([row], ["A", "B"])
     assert "| 0 | HASS | 2.00 (2.00 to 2.00) | 4.00 (3.00 to 4.50) | 3.00 | 3.00 | 28% |" in text
+    assert text.endswith("| 1.30 |\n")
+
+
+def test_speeds_are_those_of_the_methods_own_drafter(griffin: ModuleType, tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        out=tmp_path,
+        target="x",
+        data=tmp_path,
+        limit=2,
+        max_new_tokens=8,
+        drafters=None,
+        methods=None,
+    )
+    work = griffin.Table(options)
+    file = work.speed("GSM8K") / "summary.json"
+    file.parent.mkdir(parents=True)
+    each = [("suffix", 0.0, 1.5), ("suffix", 1.0, 1.1), ("prompt_lookup", 0.0, 1.3)]
+    rows = [
+        {"name": name, "temperature": heat, "speedup": speedup, "speedup_ci95": None}
+        for name, heat, speedup in each
+    ]
+    file.write_text(json.dumps({"drafters": rows}))
+    assert work.speeds("suffix", 0.0) == {"GSM8K": {"speedup": 1.5, "ci95": None}}
+    assert work.speeds("PLD", 0.0)["GSM8K"]["speedup"] == 1.3
+    assert work.speeds("PLD", 1.0) == work.speeds("Lookahead", 0.0) == {}
 
 
 def test_cells_of_other_options_or_drafters_are_not_mixed(
