@@ -1,4 +1,5 @@
-"""Fill the blocks of measurements in README.md, docs/measured.md and docs/engine.md.
+"""Fill the blocks of measurements in README.md, docs/measured.md, docs/engine.md and
+docs/feature-drafters.md.
 
     draftsmith quickstart --models models/mini-code --out runs/mini-code   # on an idle machine
     python benchmarks/readme.py
@@ -15,6 +16,8 @@ from typing import Any
 
 from draftsmith.core.speedup import rejections_saved
 from draftsmith.provenance import write_text_atomic
+from griffin_table import order
+from griffin_table import table as griffin_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -271,6 +274,44 @@ def engine() -> Iterator[str]:
     yield from table(["weights", *kinds], rows)
 
 
+def griffin() -> Iterator[str]:
+    """The table of GRIFFIN's paper on the real model."""
+    path = RESULTS / "griffin-table.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    sizes = ", ".join(f"{count} of {suite}" for suite, count in found["prompts"].items())
+    timed = found["timed_prompts"]
+    yield (
+        f"SmolLM2-135M-Instruct (Q4_1), {found['max_new_tokens']} tokens, prompts: {sizes}; tokens "
+        "per step behind the prompt's own, with 95 % intervals over prompts"
+        + (
+            f"; speeds: {timed} prompts of each suite on {found['machine']['cpu']}, "
+            if timed
+            else ""
+        )
+        + (f"{found['machine']['cpus']} cores, nothing else running:" if timed else ":")
+    )
+    yield ""
+    yield from griffin_table.table(found["rows"], list(found["prompts"])).splitlines()
+
+
+def griffin_order() -> Iterator[str]:
+    """Short continuations of trained drafters."""
+    path = RESULTS / "griffin-order.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    tokens = {row["trained_tokens"] for row in found["rows"]}
+    yield (
+        f"Chains of five below every position of {found['prompts']} greedy texts of the three "
+        f"suites; each setting has gone on for {max(tokens):,} tokens at a rate of "
+        f"{found['learning_rate']:g}:"
+    )
+    yield ""
+    yield from order.table(found["rows"]).splitlines()
+
+
 def live_row(row: Mapping[str, Any]) -> list[str]:
     return [
         "re-translation" if row["bias"] is None else f"bias {row['bias']:g}",
@@ -321,6 +362,8 @@ def machine() -> list[str]:
 def main() -> None:
     fill("README.md", [*peers()])
     fill("docs/engine.md", [*engine()], "engine")
+    fill("docs/feature-drafters.md", [*griffin()], "griffin")
+    fill("docs/feature-drafters.md", [*griffin_order()], "order")
     fill("docs/measured.md", [*peers()], "real")
     fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")
     fill("docs/measured.md", [*machine(), *quickstart()], "quickstart")

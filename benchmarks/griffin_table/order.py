@@ -154,7 +154,7 @@ class Work:
         exam, options = self.texts(), self.options
         stores = sorted(options.stores.glob("store-*"))
         for setting in sorted(SETTINGS, key=lambda one: one.top == 0.5):  # the ends first
-            folder = self.out / "runs" / setting.name
+            folder = self.run_of(setting)
             if (folder / "run.json").exists():
                 continue
             self.call(setting.name, [
@@ -167,6 +167,9 @@ class Work:
                 "--schedule", "stable", "--decay-share", "0.5", "--min-learning-rate", "1e-5",
                 "--eval-every", "100000", "--hold-out", "0.05",
             ])  # fmt: skip
+
+    def run_of(self, setting: Setting) -> Path:
+        return self.out / "runs" / setting.name
 
     def begun(self, setting: Setting) -> Path:
         """The drafter that a setting goes on from; a copy of its kind, if it is another's."""
@@ -182,10 +185,8 @@ class Work:
         return copy
 
     def report(self) -> None:
-        found = [
-            row(setting, read_json(self.out / "runs" / setting.name / "run.json", "run"))
-            for setting in SETTINGS
-        ]
+        ended = [one for one in SETTINGS if (self.run_of(one) / "run.json").exists()]
+        found = [row(one, read_json(self.run_of(one) / "run.json", "run")) for one in ended]
         options = self.options
         payload = {
             "target": options.target,
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--report", action="store_true", help="only of what has ended")
     options = parser.parse_args()
     for name in ("limit", "max_new_tokens", "steps"):
         if vars(options)[name] < 1:
@@ -273,7 +275,8 @@ def main() -> None:
     if not any(options.stores.glob("store-*")):
         parser.error(f"--stores {options.stores} holds no store-0")
     work = Work(options)
-    work.run()
+    if not options.report:
+        work.run()
     work.report()
 
 
