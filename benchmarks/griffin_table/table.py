@@ -1,7 +1,7 @@
 """The table of the GRIFFIN paper (arXiv 2502.11018, Table 1) on SmolLM2-135M-Instruct.
 
     python benchmarks/smollm2/train.py --out runs/drafters \\
-        --kinds hass,griffin,eagle,fspad,eagle3,medusa,parallel,sps
+        --kinds hass,griffin,eagle,fspad,eagle3,medusa,p_eagle,parallel,sps
     python benchmarks/griffin_table/table.py --drafters runs/drafters --out runs/griffin
 
 Every method decodes MT-bench (both turns), HumanEval and GSM8K at temperature 0 and 1, in the tree
@@ -101,6 +101,7 @@ METHODS = {
     "FSPAD": Method(drafter="fspad:{fspad}", shape=DYNAMIC),
     "HASS": Method(drafter="hass:{hass}", shape=DYNAMIC),
     "GRIFFIN": Method(drafter="griffin:{griffin}", shape=DYNAMIC),
+    "P-EAGLE": Method(drafter="p_eagle:{p_eagle}", shape=DYNAMIC),
     "parallel": Method(drafter="parallel:{parallel}", shape=DYNAMIC),
 }
 """PLD's ten tokens, Medusa's and EAGLE's trees are those of their papers and released code; a draft
@@ -274,7 +275,7 @@ class Table:
         print(text)
 
 
-KINDS = ("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin", "parallel")
+KINDS = ("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin", "p_eagle", "parallel")
 PLAIN = str.maketrans({" ": "-", "(": "", ")": ""})
 CHOOSING = ("tokens_per_step", "tokens_per_step_t1", "acceptance")
 """Held-out figures of a training; it has the last, or the others."""

@@ -22,6 +22,7 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.p_eagle import PEagle
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
@@ -270,6 +271,10 @@ CASES = (
     _features("parallel", Parallel, CHAIN, proposal="sampled", markov=0),
     _features("parallel", Parallel, PATHS, proposal="without_replacement"),
     _features("parallel", Parallel, CHAIN, proposal="greedy", block=3, layers=1, states="layers"),
+    _features("p_eagle", PEagle, DYNAMIC, seed=10),
+    _features("p_eagle", PEagle, CHAIN, proposal="sampled", block=3, seed=10),
+    _features("p_eagle", PEagle, PATHS, proposal="without_replacement", layers=1, seed=10),
+    _features("p_eagle", PEagle, TREE, proposal="greedy", other_shape=True, seed=10),
     _reference(Sampled, TREE, "reference-sampled"),
     _reference(WithoutReplacement, TREE, "reference-distinct"),
     _reference(Greedy, TREE, "reference-greedy", draws=False),

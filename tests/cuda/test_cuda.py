@@ -23,6 +23,7 @@ from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.p_eagle import PEagle
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.recycling import Recycling
@@ -33,7 +34,7 @@ from tests.tiny_models import tiny_model
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 PROMPTS = [list(range(5, 17)) * 3, [7, 8, 9, 7, 8, 9, 7], list(range(20, 30))]
-HIDDEN = (Eagle, Hass, Fspad, Griffin, Eagle3, Parallel)
+HIDDEN = (Eagle, Hass, Fspad, Griffin, Eagle3, PEagle, Parallel)
 KINDS = (NoDrafter, PromptLookup, Suffix, Lookahead, Recycling, Medusa, *HIDDEN)
 
 

@@ -19,9 +19,11 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import PADDING, DraftTree, TreeShape
 from draftsmith.drafters.base import TextState
 from draftsmith.drafters.hidden import compiled as in_engine
+from draftsmith.drafters.hidden.blocks import BlockDrafter, BlockReader
 from draftsmith.drafters.hidden.drafter import layer_spec, new_state
 from draftsmith.drafters.none import NoDrafter
-from draftsmith.drafters.parallel import BlockEngine, BlockReader, Parallel
+from draftsmith.drafters.p_eagle import PEagle, PEagleEngine, PEagleReader
+from draftsmith.drafters.parallel import Parallel, ParallelEngine, ParallelReader
 from draftsmith.drafters.tree_growth import ChildSelection, grow
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets import base
@@ -32,13 +34,20 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 V, BLOCK = 96, 6
 LENGTHS = (9, 4, 6)
-KINDS: dict[str, dict[str, Any]] = {
-    "two layers": {},
-    "one layer": {"layers": 1},
-    "three layers": {"layers": 3, "block": 3},
-    "no Markov term": {"markov": 0},
-    "states of three layers": {"states": "layers"},
-    "40 tokens": {"draft_vocab": 40},
+KINDS: dict[str, tuple[type[BlockDrafter], dict[str, Any]]] = {
+    "two layers": (Parallel, {}),
+    "one layer": (Parallel, {"layers": 1}),
+    "three layers": (Parallel, {"layers": 3, "block": 3}),
+    "no Markov term": (Parallel, {"markov": 0}),
+    "states of three layers": (Parallel, {"states": "layers"}),
+    "40 tokens": (Parallel, {"draft_vocab": 40}),
+    "P-EAGLE": (PEagle, {}),
+    "P-EAGLE, one layer, 40 tokens": (PEagle, {"layers": 1, "draft_vocab": 40}),
+    "P-EAGLE, three layers": (PEagle, {"layers": 3, "block": 3}),
+}
+READERS: dict[type[BlockDrafter], tuple[type[BlockReader], type[Any]]] = {
+    Parallel: (ParallelReader, ParallelEngine),
+    PEagle: (PEagleReader, PEagleEngine),
 }
 SHAPES = {
     "chain": TreeShape.chain(BLOCK - 1),
@@ -47,9 +56,11 @@ SHAPES = {
 }
 
 
-def made(target: HFTarget, kind: str = "two layers", **options: Any) -> Parallel:
+def made(target: HFTarget, kind: str = "two layers", **options: Any) -> BlockDrafter:
     """With random weights of a size at which every part of the network matters."""
-    drafter = Parallel(Parallel.Config(**{"block": BLOCK, "markov": 32, **KINDS[kind], **options}))
+    cls, given = KINDS[kind]
+    markov = {"markov": 32} if cls is Parallel else {}
+    drafter = cls(cls.Config(**{"block": BLOCK, **markov, **given, **options}))
     drafter.bind(target)
     drafter.choose_vocabulary(torch.arange(V, dtype=torch.float32).remainder(37))
     draw = torch.Generator().manual_seed(5)
@@ -60,13 +71,14 @@ def made(target: HFTarget, kind: str = "two layers", **options: Any) -> Parallel
 
 
 def reader_of(
-    drafter: Parallel, *, in_engine: bool, lengths: tuple[int, ...] = LENGTHS
+    drafter: BlockDrafter, *, in_engine: bool, lengths: tuple[int, ...] = LENGTHS
 ) -> BlockReader:
     """Behind ragged texts whose states were drawn, each by itself."""
     target = drafter.target
     assert isinstance(target, HFTarget)
     engine = drafter._engine() if in_engine else None
-    assert isinstance(engine, BlockEngine) == in_engine
+    reader, runner = READERS[type(drafter)]
+    assert isinstance(engine, runner) == in_engine
     spec = layer_spec(drafter.layer, target) if engine is None else engine.spec
     width = drafter._signal_width()
     draws = [np.random.default_rng(n) for n in lengths]
@@ -77,7 +89,7 @@ def reader_of(
         for one, n in zip(draws, lengths, strict=True)
     ]
     state.features.append([torch.from_numpy(one) for one in some])
-    return BlockReader(drafter.network, target, state, drafter.num_steps, engine)
+    return reader(drafter.network, target, state, drafter.num_steps, engine)
 
 
 @torch.inference_mode()
@@ -105,11 +117,12 @@ def test_blocks_are_what_the_network_computes(kind: str) -> None:
     assert not torch.isclose(theirs[0], theirs[1]).all()
 
 
+@pytest.mark.parametrize("kind", ["two layers", "P-EAGLE"])
 @pytest.mark.parametrize("form", FORMS)
-def test_blocks_in_every_format_are_near(form: str) -> None:
+def test_blocks_in_every_format_are_near(form: str, kind: str) -> None:
     """To the network with the weights that a format keeps: what is left is the rounding of states,
     and of keys and values to 16 bits."""
-    drafter = made(target_of(), weights=form)
+    drafter = made(target_of(), kind, weights=form)
     theirs = read(reader_of(drafter, in_engine=True), BLOCK - 2)
     with torch.no_grad():
         for module in drafter.network.modules():
@@ -123,11 +136,12 @@ def test_blocks_in_every_format_are_near(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", ["40 tokens", "P-EAGLE, one layer, 40 tokens"])
 def test_a_row_is_the_same_bit_for_bit_beside_others(
-    form: str, threads: int, monkeypatch: pytest.MonkeyPatch
+    form: str, threads: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rows than pass a layer together, of unlike lengths."""
-    drafter = made(target_of(), "40 tokens", weights=form)
+    drafter = made(target_of(), kind, weights=form)
     lengths = tuple(2 + n % 13 for n in range(20))
     alone = [read(reader_of(drafter, in_engine=True, lengths=(n,)), 0)[0] for n in lengths]
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -179,7 +193,9 @@ def drawn(reader: Any, temperature: float, seed: int, confidence: float = 0.0) -
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 20.0])
-@pytest.mark.parametrize("kind", ["two layers", "no Markov term", "40 tokens"])
+@pytest.mark.parametrize(
+    "kind", ["two layers", "no Markov term", "40 tokens", "P-EAGLE, one layer, 40 tokens"]
+)
 def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
     """From the same laws with the noise that draws level by level have."""
     drafter = made(target_of(), kind)
@@ -193,8 +209,9 @@ def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_doubtful_chain_ends_where_it_does_level_by_level(temperature: float) -> None:
-    drafter = made(target_of(), "40 tokens")
+@pytest.mark.parametrize("kind", ["40 tokens", "P-EAGLE, one layer, 40 tokens"])
+def test_a_doubtful_chain_ends_where_it_does_level_by_level(temperature: float, kind: str) -> None:
+    drafter = made(target_of(), kind)
     lengths = set()
     small = [10 ** (-n / 4) for n in range(1, 30)]
     for confidence in (*small, *(1 - one for one in small)):
@@ -208,7 +225,7 @@ def test_a_doubtful_chain_ends_where_it_does_level_by_level(temperature: float) 
     assert len(lengths) > 2 and any(len(set(some)) > 1 for some in lengths)
 
 
-@pytest.mark.parametrize("kind", ["two layers", "states of three layers"])
+@pytest.mark.parametrize("kind", ["two layers", "states of three layers", "P-EAGLE"])
 def test_a_long_prompts_pairs_are_kept_in_pieces(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,8 +243,9 @@ def test_a_long_prompts_pairs_are_kept_in_pieces(
     assert torch.equal(best_chain(again, 5, 5, 5), chain)
 
 
-def test_a_block_behind_nothing_new_begins_as_the_last_pair() -> None:
-    drafter = made(target_of())
+@pytest.mark.parametrize("kind", ["two layers", "P-EAGLE"])
+def test_a_block_behind_nothing_new_begins_as_the_last_pair(kind: str) -> None:
+    drafter = made(target_of(), kind)
     reader = reader_of(drafter, in_engine=True)
     first = read(reader, 1)
     reader._state.cache.rollback()
@@ -236,9 +254,10 @@ def test_a_block_behind_nothing_new_begins_as_the_last_pair() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_row_without_pairs_leaves_the_others_as_they_are() -> None:
+@pytest.mark.parametrize("kind", ["40 tokens", "P-EAGLE, one layer, 40 tokens"])
+def test_a_row_without_pairs_leaves_the_others_as_they_are(kind: str) -> None:
     """A session may have rewound it to its beginning."""
-    drafter = made(target_of(), "40 tokens")
+    drafter = made(target_of(), kind)
 
     def chain(*lengths: int) -> Tensor:
         reader = reader_of(drafter, in_engine=True, lengths=lengths)
@@ -248,14 +267,18 @@ def test_a_row_without_pairs_leaves_the_others_as_they_are() -> None:
     assert torch.equal(chain(1, 9)[1:], chain(9))
 
 
-def test_positions_stop_at_the_end_of_the_context() -> None:
+@pytest.mark.parametrize("kind", ["two layers", "P-EAGLE"])
+def test_positions_stop_at_the_end_of_the_context(kind: str) -> None:
     """As in PyTorch."""
-    drafter = made(target_of(max_length=11))
+    drafter = made(target_of(max_length=10), kind)
     theirs = read(reader_of(drafter, in_engine=True), 3)
     ours = read(reader_of(drafter, in_engine=False), 3)
-    beyond = read(reader_of(made(target_of()), in_engine=True), 3)
+    beyond = read(reader_of(made(target_of(), kind), in_engine=True), 3)
     torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-3)
-    assert not torch.allclose(theirs[0][0], beyond[0][0], atol=1e-3)
+    assert not all(
+        torch.allclose(one[0], other[0], atol=1e-3)
+        for one, other in zip(theirs, beyond, strict=True)
+    )
 
 
 def follow(drafter: Parallel, target: HFTarget, written: list[list[int]]) -> None:
@@ -284,8 +307,20 @@ def test_drafts_change_no_text(form: str, shape: str, temperature: float) -> Non
         drafter = Parallel(Parallel.Config(block=BLOCK, markov=32, weights=form, proposal=proposal))
         follow(drafter, target, plain)
         found, accepted = drafted_texts(target, drafter, temperature, SHAPES[shape])
-        assert isinstance(drafter._engine(), BlockEngine)
+        assert isinstance(drafter._engine(), ParallelEngine)
         assert found == plain and accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unknown_places_change_no_text(shape: str, temperature: float) -> None:
+    target = target_of(weights="int8")
+    plain, _ = drafted_texts(target, NoDrafter(), temperature, SHAPES[shape])
+    for proposal in ("greedy", "sampled"):
+        drafter = made(target, "P-EAGLE", proposal=proposal)
+        found, _ = drafted_texts(target, drafter, temperature, SHAPES[shape])
+        assert isinstance(drafter._engine(), PEagleEngine)
+        assert found == plain
 
 
 @pytest.mark.parametrize(
@@ -318,6 +353,14 @@ def test_a_token_that_there_is_not_is_refused() -> None:
         reader.root()
         with pytest.raises(InputError, match="reach from 96 to 96"):
             reader.level(torch.full((3, 1), V), torch.empty(0), torch.empty(0))
+
+
+def test_no_text_holds_the_number_of_the_unknown_token() -> None:
+    """It is one behind the last token that there is, which is refused as any other."""
+    reader = reader_of(made(target_of(), "P-EAGLE"), in_engine=True)
+    reader._state.known[0][-1] = V
+    with torch.inference_mode(), pytest.raises(InputError, match="to 96, and this model knows"):
+        reader.root()
 
 
 def test_weights_that_change_are_taken_over() -> None:

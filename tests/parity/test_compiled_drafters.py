@@ -27,6 +27,7 @@ from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.p_eagle import PEagle
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
@@ -446,7 +447,7 @@ def test_a_format_that_nothing_computes_in_is_refused(
         Eagle3.Config(weights="int5")
 
 
-@pytest.mark.parametrize("kind", ["eagle", "draft model", "medusa", "parallel"])
+@pytest.mark.parametrize("kind", ["eagle", "draft model", "medusa", "p_eagle", "parallel"])
 def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(kind: str) -> None:
     """They are fed nothing from then on."""
     target = compiled()
@@ -454,6 +455,7 @@ def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(ki
         "eagle": lambda: made("eagle", target),
         "draft model": lambda: Independent(Independent.Config(), model=target),
         "medusa": Medusa,
+        "p_eagle": PEagle,
         "parallel": lambda: Parallel(Parallel.Config(markov=32)),
     }
     drafter = makes[kind]()

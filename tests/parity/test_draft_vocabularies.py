@@ -29,6 +29,7 @@ from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.hidden import drafter as over_features
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.medusa import Medusa
+from draftsmith.drafters.p_eagle import PEagle
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, Reader, grow
 from draftsmith.targets.hf import HFTarget
@@ -43,6 +44,7 @@ NETWORKS: dict[str, type[Any]] = {
     "fspad": Fspad,
     "griffin": Griffin,
     "eagle3": Eagle3,
+    "p_eagle": PEagle,
     "parallel": Parallel,
     "medusa": Medusa,
 }

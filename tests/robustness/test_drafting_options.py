@@ -148,7 +148,7 @@ TINY = tiny_target(64)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of trained drafters, named by their kind."""
     folder = tmp_path_factory.mktemp("trained")
-    for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa", "parallel"):
+    for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa", "p_eagle", "parallel"):
         drafter = drafter_class(kind)()
         drafter.bind(TINY)
         drafter.save(folder / kind, kind=kind)
@@ -175,10 +175,11 @@ def test_heads_that_were_not_trained_are_not_advised(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [8, 9, 20])
-def test_a_block_that_was_not_trained_is_not_advised(length: int, trained: Path) -> None:
-    parallel = trained / "parallel"
-    said = f"{parallel} drafts at most 7 tokens: --draft-length must not be longer."
-    assert refusal(parallel, draft_length=length) == said
+@pytest.mark.parametrize("kind", ["p_eagle", "parallel"])
+def test_a_block_that_was_not_trained_is_not_advised(kind: str, length: int, trained: Path) -> None:
+    folder = trained / kind
+    said = f"{folder} drafts at most 7 tokens: --draft-length must not be longer."
+    assert refusal(folder, draft_length=length) == said
 
 
 @pytest.mark.parametrize(

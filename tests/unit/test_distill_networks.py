@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.distill.students import NetworkStudent
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel")
 EVERYWHERE = ("eagle3", "griffin", "medusa")
 """One kind of each group: layers in the middle, autoregressive over the last one, heads."""
 ELSEWHERE = {"llama": ("eagle",), "mixtral": ("hass",), "qwen2": ("fspad",)}
@@ -44,8 +44,9 @@ def command(folder: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def store_for(kind: str, folder: Path, command: Command) -> Path:
-    """All kinds but EAGLE-3 read the last hidden state alone: one store serves them."""
-    words = "eagle3" if kind == "eagle3" else "last"
+    """All kinds but EAGLE-3 and its parallel variant read the last hidden state alone: one store
+    serves them."""
+    words = "eagle3" if kind in ("eagle3", "p_eagle") else "last"
     return a_store(folder, command, f"store-{words}", "--features", words)
 
 
@@ -74,7 +75,9 @@ def test_what_was_trained_from_a_store_decodes_as_the_target(
     assert record["results"]["held_out"]["tokens_per_step"] >= 1
     prompts = ["--prompts", str(folder / "prompts.txt"), "--limit", "6", "--batch-size", "6"]
     prompts += ["--max-new-tokens", "24"]
-    tree = ["--draft-tree", "10x6:59"] if kind == "parallel" else []  # others have one anyway
+    tree = (
+        ["--draft-tree", "10x6:59"] if kind in ("p_eagle", "parallel") else []
+    )  # others have one anyway
     for sampling in (["--temperature", "0"], ["--temperature", "0.7", "--seed", "3"]):
         text = [*prompts, *sampling]
         if str(sampling) not in plain_texts:

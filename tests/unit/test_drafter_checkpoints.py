@@ -19,7 +19,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "parallel")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel")
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,12 @@ RELEASED = {
     | {"d2t", "t2d"},
     "medusa": weights_of("{0,1,2,3}.0.linear", "{0,1,2,3}.1")
     | {f"{head}.0.linear.bias" for head in range(4)},
+    "p_eagle": weights_of(
+        "layers.0.hidden_norm",
+        *(f"layers.{number}.{part}" for number in (0, 1) for part in PARTS),
+        "{fc,norm,lm_head}",
+    )
+    | {"d2t", "t2d", "mask_embedding", "mask_hidden"},
     "parallel": weights_of(
         *(f"layers.{number}.{part}" for number in (0, 1) for part in PARTS),
         "{fc,hidden_norm,norm,out,markov_in,markov_out}",
@@ -97,7 +103,7 @@ RELEASED = {
     | {"masks"},
 }
 """Every name in a file that the authors' own code writes, but for copies of the embedding; of
-`parallel` in our own."""
+`parallel` and `p_eagle` in our own."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,7 +310,7 @@ def test_maps_between_vocabularies_must_agree(target: HFTarget, tmp_path: Path) 
         made("eagle3", target, str(tmp_path))
 
 
-SMALL_VOCABULARIES = ["eagle3", "eagle", "griffin", "medusa"]
+SMALL_VOCABULARIES = ["eagle3", "eagle", "griffin", "medusa", "p_eagle"]
 
 
 def kept(kind: str, target: HFTarget, folder: Path, tokens: list[int]) -> TrainedDrafter:

@@ -15,11 +15,12 @@ from draftsmith.core.types import Signals, TrajectoryBatch, TreeShape
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
-from draftsmith.drafters.eagle3 import Eagle3, fused_layers
+from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
+from draftsmith.drafters.hidden.fused import fused_layers
 from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter

@@ -374,7 +374,18 @@ def test_a_missing_model_is_a_backend_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["eagle", "hass", "fspad", "griffin", "eagle3", "medusa", "parallel", "independent:x"]
+    "kind",
+    [
+        "eagle",
+        "hass",
+        "fspad",
+        "griffin",
+        "eagle3",
+        "medusa",
+        "p_eagle",
+        "parallel",
+        "independent:x",
+    ],
 )
 def test_an_unbound_drafter_says_what_to_call(kind: str) -> None:
     with pytest.raises(InputError, match=r"drafter\.bind\(target\)"):

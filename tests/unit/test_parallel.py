@@ -17,9 +17,11 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch, TreeShape
 from draftsmith.distill.evaluation import Chains
 from draftsmith.distill.objectives.distillation import Distillation, Imitation
-from draftsmith.drafters import parallel
+from draftsmith.drafters.hidden import blocks
+from draftsmith.drafters.hidden.blocks import BlockDrafter, BlockReader
 from draftsmith.drafters.hidden.drafter import FeatureState, layer_spec, new_state
-from draftsmith.drafters.parallel import BlockReader, Parallel
+from draftsmith.drafters.p_eagle import PEagle, PEagleReader
+from draftsmith.drafters.parallel import Parallel, ParallelReader
 from draftsmith.drafters.registry import make_drafter
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets import base as targets
@@ -27,7 +29,18 @@ from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
 BLOCK = 4
-OPTIONS: list[dict[str, Any]] = [{"markov": 0}, {"markov": 3}, {"layers": 1, "states": "layers"}]
+SETTINGS: list[tuple[type[BlockDrafter], dict[str, Any]]] = [
+    (Parallel, {"markov": 0}),
+    (Parallel, {"markov": 3}),
+    (Parallel, {"layers": 1, "states": "layers"}),
+    (PEagle, {}),
+    (PEagle, {"layers": 1}),
+]
+BOTH = [Parallel, PEagle]
+READERS: dict[type[BlockDrafter], type[BlockReader]] = {
+    Parallel: ParallelReader,
+    PEagle: PEagleReader,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +48,17 @@ def target() -> HFTarget:
     return tiny_target(VOCAB, layers=8)
 
 
-def bound(target: HFTarget, **options: Any) -> Parallel:
-    drafter = Parallel(Parallel.Config(**({"block": BLOCK, "seed": 1} | options)))
+def bound(target: HFTarget, kind: type[BlockDrafter] = Parallel, **options: Any) -> BlockDrafter:
+    drafter = kind(kind.Config(**({"block": BLOCK, "seed": 1} | options)))
     drafter.bind(target)
     return drafter
 
 
-def steps(drafter: Parallel, batch: TrajectoryBatch) -> list[DraftPrediction]:
+def reader_of(drafter: BlockDrafter, state: FeatureState, count: int = BLOCK - 1) -> BlockReader:
+    return READERS[type(drafter)](drafter.network, drafter.target, state, count)
+
+
+def steps(drafter: BlockDrafter, batch: TrajectoryBatch) -> list[DraftPrediction]:
     predictions, carry = [], None
     for _ in range(drafter.num_steps):
         prediction, carry = drafter(batch, carry)
@@ -49,14 +66,14 @@ def steps(drafter: Parallel, batch: TrajectoryBatch) -> list[DraftPrediction]:
     return predictions
 
 
-def trained(drafter: Parallel, batch: TrajectoryBatch) -> list[Tensor]:
+def trained(drafter: BlockDrafter, batch: TrajectoryBatch) -> list[Tensor]:
     """[B, T, V] of each place of the blocks, behind every place of the texts."""
     drafter.eval()
     with torch.no_grad():
         return [drafter.head()(one.hidden_BTH) for one in steps(drafter, batch)]
 
 
-def state_behind(drafter: Parallel, batch: TrajectoryBatch, count: int) -> FeatureState:
+def state_behind(drafter: BlockDrafter, batch: TrajectoryBatch, count: int) -> FeatureState:
     """The first `count` tokens of each text were fed, the next one is known."""
     features, target = batch.features_BTS, drafter.target
     assert features is not None
@@ -67,16 +84,16 @@ def state_behind(drafter: Parallel, batch: TrajectoryBatch, count: int) -> Featu
     return state
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_training_computes_what_decoding_does(options: dict[str, Any], target: HFTarget) -> None:
-    drafter = bound(target, **options)
+@pytest.mark.parametrize(("kind", "options"), SETTINGS, ids=str)
+def test_training_computes_what_decoding_does(
+    kind: type[BlockDrafter], options: dict[str, Any], target: HFTarget
+) -> None:
+    drafter = bound(target, kind, **options)
     tokens_BT = texts(2, 11)
     batch = batch_of(target, tokens_BT, drafter.signals)
     by_step = trained(drafter, batch)
     for anchor in range(1, 6):
-        reader = BlockReader(
-            drafter.network, target, state_behind(drafter, batch, anchor), BLOCK - 1
-        )
+        reader = reader_of(drafter, state_behind(drafter, batch, anchor))
         with torch.inference_mode():
             decoded = [reader.root()]
             for step in range(1, BLOCK - 1):
@@ -87,10 +104,10 @@ def test_training_computes_what_decoding_does(options: dict[str, Any], target: H
 
 
 def test_only_a_markov_term_reads_what_was_drafted_before(target: HFTarget) -> None:
-    for rank, alike in ((0, True), (3, False)):
-        drafter = bound(target, markov=rank)
-        batch = batch_of(target, texts(2, 9))
-        reader = BlockReader(drafter.network, target, state_behind(drafter, batch, 5), BLOCK - 1)
+    drafters = [(bound(target, markov=rank), not rank) for rank in (0, 3)]
+    for drafter, alike in [*drafters, (bound(target, PEagle), True)]:
+        batch = batch_of(target, texts(2, 9), drafter.signals)
+        reader = reader_of(drafter, state_behind(drafter, batch, 5))
         with torch.inference_mode():
             reader.root()
             laws = reader.level(torch.tensor([[1, 2], [3, 4]]), torch.empty(0), torch.empty(0))
@@ -98,9 +115,70 @@ def test_only_a_markov_term_reads_what_was_drafted_before(target: HFTarget) -> N
         assert torch.equal(laws[:, 0], laws[:, 1]) is alike
 
 
-def test_a_block_sees_its_text_up_to_its_anchor_and_no_other_block(target: HFTarget) -> None:
-    drafter = bound(target, markov=0)
-    batch = batch_of(target, texts(1, 12))
+def test_a_shorter_draft_of_causal_places_is_the_beginning_of_a_longer_one(
+    target: HFTarget,
+) -> None:
+    """What a row drafts must not depend on how deep its neighbours go."""
+    drafter = bound(target, PEagle)
+    batch = batch_of(target, texts(2, 9), drafter.signals)
+    laws = []
+    for count in (1, 2, BLOCK - 1):
+        reader = reader_of(drafter, state_behind(drafter, batch, 5), count)
+        with torch.inference_mode():
+            reader.root()
+        laws.append(reader._own_BPD)
+        assert reader._own_BPD.shape[1] == count
+    longest = laws[-1]
+    for some in laws[:-1]:
+        torch.testing.assert_close(some, longest[:, : some.shape[1]], rtol=1e-9, atol=1e-9)
+    for one, other in ((0, 1), (1, 2)):
+        assert not torch.isclose(longest[:, one], longest[:, other]).all(-1).any()
+
+
+def test_all_that_stands_for_the_unknown_learns(target: HFTarget) -> None:
+    drafter = bound(target, PEagle, layers=3).train()
+    drafter.choose_vocabulary(None)
+    batch = batch_of(target, texts(2, 20), drafter.signals)
+    torch.manual_seed(0)
+    head = drafter.head()
+    for step, prediction in enumerate(steps(drafter, batch)):
+        drafter.zero_grad()
+        logits = head(prediction.hidden_BTH[prediction.mask_BT])
+        logits.logsumexp(-1).sum().backward(retain_graph=True)
+        without = {name for name, one in drafter.network.named_parameters() if one.grad is None}
+        assert without == (set() if step else {"mask_embedding", "mask_hidden"})
+
+
+def test_the_first_law_is_learnt_everywhere_and_further_ones_behind_anchors(
+    target: HFTarget,
+) -> None:
+    drafter = bound(target, PEagle, spacing=3).train()
+    batch = batch_of(target, texts(2, 30), drafter.signals)
+    documents_BT = (torch.arange(30) >= 12).long().expand(2, -1)
+    first, *others = steps(drafter, replace(batch, documents_BT=documents_BT))
+    assert first.mask_BT.sum(1).tolist() == [28, 28]  # two texts begin
+    assert not first.mask_BT[:, [0, 12]].any()
+    assert [one.mask_BT.sum(1).tolist() for one in others] == [[10, 10]] * 2
+    assert [one.weight for one in (first, *others)] == pytest.approx([1, 0.8, 0.64])
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_block_of_one_draft(kind: type[BlockDrafter], target: HFTarget) -> None:
+    drafter = bound(target, kind, block=2).train()
+    batch = batch_of(target, texts(2, 9), drafter.signals)
+    (only,) = steps(drafter, batch)
+    assert only.ahead == 1 and only.mask_BT.any()
+    options = DecodeOptions(max_new_tokens=6, shape=TreeShape(widths=(3,)))
+    for step in decode(target, drafter, [[1, 2]], options):
+        assert max(step.offered_depth) <= 1
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_block_sees_its_text_up_to_its_anchor_and_no_other_block(
+    kind: type[BlockDrafter], target: HFTarget
+) -> None:
+    drafter = bound(target, kind, **({"markov": 0} if kind is Parallel else {}))
+    batch = batch_of(target, texts(1, 12), drafter.signals)
     assert batch.features_BTS is not None
     before = trained(drafter, batch)
     tokens_BT, features_BTS = batch.tokens_BT.clone(), batch.features_BTS.clone()
@@ -112,11 +190,12 @@ def test_a_block_sees_its_text_up_to_its_anchor_and_no_other_block(target: HFTar
         assert not torch.isclose(one[:, 7:], other[:, 7:]).all(-1).any()
 
 
+@pytest.mark.parametrize("kind", BOTH)
 def test_texts_of_a_block_of_training_are_read_alone(
-    target: HFTarget, monkeypatch: pytest.MonkeyPatch
+    kind: type[BlockDrafter], target: HFTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "GROUP", 5)
-    drafter = bound(target)
+    monkeypatch.setattr(blocks, "GROUP", 5)
+    drafter = bound(target, kind)
     first, second = texts(1, 6, seed=1), texts(1, 8, seed=2)
     packed = TrajectoryBatch(
         tokens_BT=torch.cat([first, second], 1),
@@ -126,7 +205,10 @@ def test_texts_of_a_block_of_training_are_read_alone(
             [features_of(target, text, drafter.signals) for text in (first, second)], 1
         ),
     )
-    together, alone = trained(drafter, packed), trained(drafter, batch_of(target, second))
+    together, alone = (
+        trained(drafter, packed),
+        trained(drafter, batch_of(target, second, drafter.signals)),
+    )
     for one, other in zip(together, alone, strict=True):
         torch.testing.assert_close(one[:, 7:], other[:, 1:], rtol=1e-9, atol=1e-9)
 
@@ -157,21 +239,27 @@ def test_anchors_are_drawn_where_something_can_be_learnt(target: HFTarget) -> No
     assert torch.equal(evaluated.mask_BT, able_BT)
 
 
-def test_the_prompt_is_read_in_pieces(target: HFTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = bound(target)
-    batch = batch_of(target, texts(2, 24))
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_prompt_is_read_in_pieces(
+    kind: type[BlockDrafter], target: HFTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = bound(target, kind)
+    batch = batch_of(target, texts(2, 24), drafter.signals)
     known = []
     for size in (targets.CHUNK, 7):
         monkeypatch.setattr(targets, "CHUNK", size)
         state = state_behind(drafter, batch, 20)
         with torch.inference_mode():
-            known.append(BlockReader(drafter.network, target, state, BLOCK - 1).root())
+            known.append(reader_of(drafter, state).root())
         state.cache.rollback()
         assert state.cache.lengths_B.tolist() == [20, 20]
     torch.testing.assert_close(*known)
 
 
-def test_it_learns_to_repeat_what_the_target_says(target: HFTarget) -> None:
+@pytest.mark.parametrize("kind", BOTH)
+def test_it_learns_to_repeat_what_the_target_says(
+    kind: type[BlockDrafter], target: HFTarget
+) -> None:
     """Some steps on greedy texts: drafts are then accepted, several at once."""
     torch.manual_seed(0)
     prompts = [[a, b] for a in range(6) for b in range(6)]
@@ -180,8 +268,8 @@ def test_it_learns_to_repeat_what_the_target_says(target: HFTarget) -> None:
     for step in decode(target, make_drafter("none"), prompts, plain):
         for text, new in zip(said, step.emitted, strict=True):
             text.extend(new)
-    batch = batch_of(target, torch.tensor(said))
-    drafter = bound(target, spacing=1).train()
+    drafter = bound(target, kind, spacing=1).train()
+    batch = batch_of(target, torch.tensor(said), drafter.signals)
     objective = Imitation(token=Distillation(objective="sft"), token_weight=1.0)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
     for _ in range(60):
@@ -203,24 +291,31 @@ def test_it_learns_to_repeat_what_the_target_says(target: HFTarget) -> None:
     assert sum(accepted) > 0.6 * len(said) * 18
 
 
-def test_what_is_longer_than_a_block_is_refused_or_cut(target: HFTarget) -> None:
-    assert bound(target).longest == BLOCK - 1
-    assert bound(target).default_shape == TreeShape.chain(BLOCK - 1)
-    assert bound(target, length=2).default_shape == TreeShape.chain(2)
+@pytest.mark.parametrize("kind", BOTH)
+def test_what_is_longer_than_a_block_is_refused_or_cut(
+    kind: type[BlockDrafter], target: HFTarget
+) -> None:
+    assert bound(target, kind).longest == BLOCK - 1
+    assert bound(target, kind).default_shape == TreeShape.chain(BLOCK - 1)
+    assert bound(target, kind, length=2).default_shape == TreeShape.chain(2)
     with pytest.raises(InputError, match="a block of 4 drafts at most 3 tokens"):
-        bound(target, length=4)
+        bound(target, kind, length=4)
     options = DecodeOptions(max_new_tokens=12, shape=TreeShape.chain(9))
-    deepest = [max(one.offered_depth) for one in decode(target, bound(target), [[1, 2]], options)]
+    drafted = decode(target, bound(target, kind), [[1, 2]], options)
+    deepest = [max(one.offered_depth) for one in drafted]
     assert max(deepest) == BLOCK - 1
 
 
-def test_a_folder_settles_block_and_layers(target: HFTarget, tmp_path: Path) -> None:
-    made = bound(target, layers=1, markov=2)
-    made.save(tmp_path, kind="parallel")
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_folder_settles_block_and_layers(
+    kind: type[BlockDrafter], target: HFTarget, tmp_path: Path
+) -> None:
+    made = bound(target, kind, layers=1, **({"markov": 2} if kind is Parallel else {}))
+    made.save(tmp_path, kind="parallel" if kind is Parallel else "p_eagle")
     again = make_drafter(str(tmp_path))
     again.bind(target)
-    batch = batch_of(target, texts(1, 9))
-    assert isinstance(again, Parallel)
+    batch = batch_of(target, texts(1, 9), made.signals)
+    assert isinstance(again, kind)
     for one, other in zip(trained(made, batch), trained(again, batch), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(InputError, match=r"block: the weights in .* have settled it"):
@@ -231,12 +326,13 @@ def test_a_folder_settles_block_and_layers(target: HFTarget, tmp_path: Path) -> 
         make_drafter(str(tmp_path)).bind(target)
 
 
-def test_rows_of_unequal_length_draft_as_alone(target: HFTarget) -> None:
+@pytest.mark.parametrize("kind", BOTH)
+def test_rows_of_unequal_length_draft_as_alone(kind: type[BlockDrafter], target: HFTarget) -> None:
     prompts = [[1, 2, 3, 4, 5, 6, 7], [9], [8, 8, 1]]
     options = DecodeOptions(max_new_tokens=15, shape=TreeShape(widths=(3, 2, 1)))
 
     def counted(some: list[list[int]]) -> np.ndarray:
-        steps = [step.accepted for step in decode(target, bound(target), some, options)]
+        steps = [step.accepted for step in decode(target, bound(target, kind), some, options)]
         return np.array(steps).sum(0)
 
     together = counted(prompts)

@@ -381,7 +381,7 @@ class DistillConfig(RunConfig):
     """Folder or hub id of the target: its tokenizer, and its logprobs with --laws teacher."""
     drafter: str
     """A draft model to start from (folder or hub id), or a kind of drafter over hidden states:
-    eagle, eagle3, hass, fspad, griffin, medusa, parallel, or one of these with a folder,
+    eagle, eagle3, hass, fspad, griffin, medusa, p_eagle, parallel, or one of these with a folder,
     KIND:FOLDER."""
     drafter_option: Many = ()
     """An option of that drafter, as KEY=VALUE."""

@@ -11,80 +11,28 @@ imitated, later steps count 0.8 ** step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig
 
-from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
-from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, TargetView, at_least
-from draftsmith.drafters.hidden.checkpoint import fused_by, read_config
-from draftsmith.drafters.hidden.drafter import FeatureDrafter
-from draftsmith.drafters.hidden.network import (
-    Attend,
-    Attention,
-    Compilable,
-    FusionParts,
-    PairNetwork,
-    RMSNorm,
-    SwiGLU,
-    target_ids,
-)
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.drafters.base import STRUCTURE, TRAINING, LossWeights, at_least
+from draftsmith.drafters.hidden.fused import FusedDrafter, FusedNetwork, WideLayer
+from draftsmith.drafters.hidden.network import Attend, Compilable, PairNetwork
 from draftsmith.drafters.hidden.unroll import Rollout
 
 
-class WideLayer(nn.Module):
-    """Attention over token and feature side by side; the feature alone is the residual."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps)
-        self.hidden_norm = RMSNorm(hidden, eps)
-        self.self_attn = Attention(config, width=2 * hidden)
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
-
-    def forward(
-        self,
-        embedded_BTH: Tensor,
-        feature_BTH: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
-        attend: Attend,
-    ) -> Tensor:
-        both = [self.input_layernorm(embedded_BTH), self.hidden_norm(feature_BTH)]
-        out = feature_BTH + self.self_attn(torch.cat(both, dim=-1), cos_sin, attend)
-        added: Tensor = self.mlp(self.post_attention_layernorm(out))
-        return out + added
-
-
-class Eagle3Network(PairNetwork):
+class Eagle3Network(FusedNetwork, PairNetwork):
     """Fusion, one wide layer, norm and head."""
 
-    d2t: Tensor
-    """[Vd] int64: a draft id's distance to the target's id."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        hidden = config.hidden_size
-        size = getattr(config, "draft_vocab_size", None) or config.vocab_size
-        self.fc = nn.Linear(3 * hidden, hidden, bias=False)
+    def _add_layers(self, config: LlamaConfig) -> None:
         self.midlayer = WideLayer(config)
-        self.norm = RMSNorm(hidden, config.rms_norm_eps)
-        self.lm_head = nn.Linear(hidden, size, bias=False)
-        self.register_buffer("d2t", torch.zeros(size, dtype=torch.long))
 
     def compilable(self) -> Compilable:
         layer = self.midlayer
-        beside = FusionParts(fc=self.fc, norm=layer.hidden_norm, beside=layer.input_layernorm)
-        return Compilable(layer=layer, fusion=beside, norm=self.norm, head=self.lm_head)
-
-    @property
-    def target_ids(self) -> Tensor:
-        """[Vd]: the target's id of each draft id."""
-        return target_ids(self.d2t)
+        return Compilable(
+            layers=(layer,), fusion=layer.parts(self.fc), norm=self.norm, head=self.lm_head
+        )
 
     def forward(
         self, embedded_BTH: Tensor, feature_BTS: Tensor, positions_BT: Tensor, attend: Attend
@@ -95,16 +43,12 @@ class Eagle3Network(PairNetwork):
         out = self.midlayer(embedded_BTH, feature, self.rotary(positions_BT, feature), attend)
         return out, out
 
-    def own_logits(self, predict: Tensor, target: TargetView) -> Tensor:
-        logits: Tensor = self.lm_head(self.norm(predict))
-        return logits
 
-
-class Eagle3(FeatureDrafter):
+class Eagle3(FusedDrafter):
     """EAGLE-3."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(FeatureDrafter.Config):
+    class Config(FusedDrafter.Config):
         num_forwards: int = field(default=7, metadata=TRAINING)
         """Training: drafts in a row that are trained (length of the training-time test)."""
         decay: float = field(default=0.8, metadata=TRAINING)
@@ -128,48 +72,12 @@ class Eagle3(FeatureDrafter):
         super().__init__(config)
         self.num_steps = self.config.num_forwards
 
-    def _signals_for(self, target: TargetView) -> Signals:
-        layers = None
-        if self.config.source:
-            folder = Path(self.config.source)
-            layers = fused_by(read_config(folder), int(target.config.num_hidden_layers), folder)
-        return self.signals_of(target.config) if layers is None else Signals(layers=layers)
-
-    def network_config(self, target: TargetView) -> LlamaConfig:
-        layer = super().network_config(target)
-        layer.draft_vocab_size = self._draft_vocab(target)
-        return layer
-
-    def choose_vocabulary(self, counts_V: Tensor | None) -> None:
-        """As others, and the target's own rows are the first of the head."""
-        super().choose_vocabulary(counts_V)
-        network = self.network
-        assert isinstance(network, Eagle3Network)
-        if not self.config.source:
-            with torch.no_grad():
-                network.lm_head.weight.copy_(self.target.head_weight()[network.target_ids])
-
-    @classmethod
-    def signals_of(cls, config: Any) -> Signals:
-        return Signals(layers=fused_layers(int(config.num_hidden_layers)))
-
-    def _signal_width(self) -> int:
-        return 3 * super()._signal_width()
-
     def forward(
         self, batch: TrajectoryBatch, carry: Rollout | None
     ) -> tuple[DraftPrediction, Rollout]:
         step = 0 if carry is None else carry.step
         prediction, after = super().forward(batch, carry)
         return replace(prediction, feature_BTH=None, weight=self.config.decay**step), after
-
-
-def fused_layers(count: int) -> tuple[int, int, int]:
-    """Layers whose outputs are fused: 1, L / 2 - 1 and L - 4 (0-based); of a target with fewer than
-    seven layers, where these are not three, the first, the middle one and the last."""
-    if count < 7:
-        return (0, (count - 1) // 2, count - 1)
-    return (1, count // 2 - 1, count - 4)
 
 
 DRAFTER = Eagle3

@@ -15,10 +15,7 @@ of what was drafted before it. With it or without, it is the law that drafts are
 is always drafted whole, however short the draft may be: its places see each other, and a row's
 draft would otherwise depend on how deep its neighbours go.
 
-Training draws anchors from all over the texts. Each is the last known token of a block:
-
-    text      a b c d e f g h        sees:  m1 m2 m3    pairs that end in b, c
-    anchors       c     f                   m1 m2 m3    pairs that end in b, c, d, e, f
+How such a drafter learns: `hidden/blocks.py`.
 
 Shape letters: B rows, A anchors, P places of a block, T time, S width of signals, H hidden, D width
 of an attention head, F nodes, V vocabulary.
@@ -27,71 +24,43 @@ of an attention head, F nodes, V vocabulary.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from draftsmith.config import require
 from draftsmith.core.attention import attend_fused
 from draftsmith.core.cache import Block, lay_out
-from draftsmith.core.config import MOST_NODES
-from draftsmith.core.law import Noise
-from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import to_device
-from draftsmith.core.types import DraftPrediction, DraftTree, Signals, TrajectoryBatch, TreeShape
-from draftsmith.drafters.base import (
-    STRUCTURE,
-    TRAINING,
-    DraftState,
-    LossWeights,
-    TargetView,
-    at_least,
-)
-from draftsmith.drafters.columns import Columns
-from draftsmith.drafters.eagle3 import fused_layers
+from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
+from draftsmith.drafters.base import STRUCTURE, TargetView, at_least
 from draftsmith.drafters.hidden import unroll
+from draftsmith.drafters.hidden.blocks import (
+    BlockDrafter,
+    BlockReader,
+    Blocks,
+    KeysAndValues,
+    blocks_behind,
+)
 from draftsmith.drafters.hidden.compiled import LayerEngine, unfit_layers
-from draftsmith.drafters.hidden.drafter import FeatureDrafter, FeatureState
+from draftsmith.drafters.hidden.drafter import FeatureState
+from draftsmith.drafters.hidden.fused import fused_layers
 from draftsmith.drafters.hidden.network import (
     Attend,
-    Attention,
+    AttendIn,
     BorrowedHead,
     ConcatLinear,
+    PlainLayer,
     RMSNorm,
-    SwiGLU,
 )
-from draftsmith.drafters.tree_growth import Chain, MakesDraws, Reader
-from draftsmith.targets import base as targets
+from draftsmith.drafters.tree_growth import Reader
 from draftsmith.targets.native.bindings import Fusion, Places
 from draftsmith.targets.native.engine import Draws, Engine, uneven
 from draftsmith.targets.threads import engine_threads
-
-KeysAndValues = tuple[Tensor, Tensor]
-AttendIn = Callable[[int], Attend]
-"""The attention of a layer, by its number."""
-
-
-class BlockLayer(nn.Module):
-    """A decoder layer with a norm before each part."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
-
-    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos_sin, attend)
-        added: Tensor = self.mlp(self.post_attention_layernorm(x))
-        return x + added
 
 
 class ParallelNetwork(BorrowedHead):
@@ -103,7 +72,7 @@ class ParallelNetwork(BorrowedHead):
         self.fc = ConcatLinear((config.num_states + 1) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, eps)
         self.masks = nn.Parameter(torch.randn(config.block_size - 1, hidden))
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(PlainLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(hidden, eps)
         # a norm's weights grow by the learning rate per step, too slowly to reach the scale that
         # the target's head is used to; a matrix does
@@ -131,8 +100,8 @@ class ParallelNetwork(BorrowedHead):
         return states.unflatten(1, positions_BAP.shape[1:])
 
     @property
-    def _layers(self) -> list[BlockLayer]:
-        return [layer for layer in self.layers if isinstance(layer, BlockLayer)]
+    def _layers(self) -> list[PlainLayer]:
+        return [layer for layer in self.layers if isinstance(layer, PlainLayer)]
 
     def before(self, embedded: Tensor) -> Tensor:
         """[.., R]: what the Markov term reads of the token before."""
@@ -161,7 +130,7 @@ _PLACES = 64
 together."""
 
 
-class BlockEngine(LayerEngine):
+class ParallelEngine(LayerEngine):
     """Runs pairs and blocks (a `DraftEngine`)."""
 
     def __init__(
@@ -254,13 +223,8 @@ class BlockEngine(LayerEngine):
         return out_BFV[..., : self.model.head.rows]
 
 
-class BlockReader:
-    """Drafts a block at once; a tree's levels then read the laws of its places (a `Reader`).
-
-    Args:
-        count: places of a block.
-        engine: runs the network; None: PyTorch does.
-    """
+class ParallelReader(BlockReader):
+    """Reads pairs, and places behind the last of them."""
 
     def __init__(
         self,
@@ -268,89 +232,47 @@ class BlockReader:
         target: TargetView,
         state: FeatureState,
         count: int,
-        engine: BlockEngine | None = None,
+        engine: ParallelEngine | None = None,
     ) -> None:
-        self._network, self._target, self._state, self._count = network, target, state, count
-        self._engine = engine
-        ids_D = network.target_ids if engine is None else engine.token_of_D
-        self.columns = Columns(target.vocab_size, ids_D)
-        self._own_BPD = torch.empty(0)
-        self._depth = 0
+        super().__init__(network, target, state, count, engine)
+        self._network, self._runner = network, engine
 
-    def chain(
-        self, depth_B: np.ndarray, draws: MakesDraws | None, confidence: float
-    ) -> Chain | None:
-        """See `Reader`."""
-        engine = self._engine
-        if engine is None:
-            return None
-        tokens_BP, feature_BPS, block = self._pending()
-        logits_BPD, chosen_BN, count_B = engine.draft(
+    def _draft(
+        self,
+        depth_B: np.ndarray | None = None,
+        draws: Draws | None = None,
+        confidence: float = 0.0,
+    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        assert self._runner is not None
+        pending, feature_BPS = self._pending()
+        tokens_BP, block = lay_out(self._state.cache, pending)
+        return self._runner.draft(
             tokens_BP,
             block,
             feature_BPS,
             limit=self._target.max_length,
             depth_B=depth_B,
-            draws=None if draws is None else draws(int(depth_B.max())),
+            draws=draws,
             confidence=confidence,
         )
-        made = max(int(count_B.max()), 1)
-        return Chain(
-            tokens_BN=self.columns.tokens(chosen_BN[:, :made]),
-            logits_BND=None if draws is None else logits_BPD[:, :made],
-            count_B=count_B,
-        )
 
-    def root(self) -> Tensor:
-        tokens_BP, feature_BPS, block = self._pending()
-        if self._engine is not None:
-            self._own_BPD, _, _ = self._engine.draft(
-                tokens_BP, block, feature_BPS, limit=self._target.max_length
-            )
-        else:
-            pairs_BPH = self._keep(tokens_BP, feature_BPS, block)
-            self._state.cache.commit(block.pending_B)
-            states_BPH = self._read_block(pairs_BPH[:, -1])
-            self._own_BPD = self._network.state_logits(states_BPH, self._target)
-        return self._laws(torch.tensor([row[-1:] for row in self._state.known]))[:, 0]
+    def _read(self) -> Tensor:
+        pending, feature_BPS = self._pending()
+        cache = self._state.cache
+        tokens_BP, block = lay_out(cache, pending)
+        pairs_BPH = self._keep(tokens_BP, feature_BPS, block)
+        cache.commit(block.pending_B)
+        states_BPH = self._read_block(pairs_BPH[:, -1])
+        return self._network.state_logits(states_BPH, self._target)
 
-    def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
-        self._depth += 1
-        return self._laws(tokens_BF)
-
-    def _laws(self, before_BF: Tensor) -> Tensor:
-        """[B, F, D]: of this depth, behind each of these tokens."""
+    def _added(self, before_BF: Tensor) -> Tensor | None:
         network = self._network
-        own_BFD = self._own_BPD[:, self._depth, None]
-        if network.rank and self._engine is not None:
-            own_BFD = own_BFD + self._engine.added(before_BF)
-        elif network.rank:
-            embedded = self._target.embed(to_device(before_BF, own_BFD.device))
-            own_BFD = own_BFD + network.added(network.before(embedded))
-        return own_BFD
-
-    def _pending(self) -> tuple[np.ndarray, Tensor, Block]:
-        """The last settled pairs that are not kept yet: tokens, states, where they are staged; what
-        lies before them is kept."""
-        state = self._state
-        cache, pairs_B = state.cache, state.features.lengths_B
-        while True:
-            # the last pair is read again where nothing is new: places begin as it
-            start_B = np.minimum(cache.lengths_B, np.maximum(pairs_B - 1, 0))
-            cache.rewind(start_B)
-            end_B = np.minimum(pairs_B, start_B + targets.CHUNK)
-            ends = zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
-            tokens_BP, block = lay_out(
-                cache, [row[first + 1 : end + 1] for row, first, end in ends]
-            )
-            feature_BPS = state.features.right_aligned(start_B, end_B)
-            if (end_B == pairs_B).all():
-                return tokens_BP, feature_BPS, block
-            if self._engine is not None:
-                self._engine.keep(tokens_BP, block, feature_BPS)
-            else:
-                self._keep(tokens_BP, feature_BPS, block)
-            cache.commit(block.pending_B)
+        if not network.rank:
+            return None
+        if self._runner is not None:
+            return self._runner.added(before_BF)
+        embedded = self._target.embed(to_device(before_BF, self._own_BPD.device))
+        return network.added(network.before(embedded))
 
     def _keep(self, tokens_BP: np.ndarray, feature_BPS: Tensor, block: Block) -> Tensor:
         """[B, P, H]: these pairs, whose keys and values are written."""
@@ -385,73 +307,29 @@ class BlockReader:
         return states[:, 0]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Blocks:
-    """All blocks of a training batch; the next step says what predicts place `step` + 1."""
-
-    step: int
-    states_BAPH: Tensor
-    anchor_BA: Tensor
-    """Places in the batch, no two alike."""
-    counts_BA: Tensor
-    """Whether there is such an anchor: a row may have fewer."""
-
-
-GROUP = 64
-"""Anchors whose blocks are computed together: attention looks at the keys of all of them."""
-
-
-class Parallel(FeatureDrafter):
+class Parallel(BlockDrafter):
     """A block of drafts in one forward."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(FeatureDrafter.Config):
-        block: int = field(default=8, metadata=STRUCTURE)
-        """Training: tokens of a block; the first is the last known one, the others are drafts."""
-        layers: int = field(default=2, metadata=STRUCTURE)
-        """Training: decoder layers."""
+    class Config(BlockDrafter.Config):
         states: Literal["last", "layers"] = field(default="last", metadata=STRUCTURE)
         """Training: what is read of the target, its last states or those of the three layers that
         eagle3 reads."""
         markov: int = field(default=128, metadata=STRUCTURE)
         """Training: rank of an addition to the logits by the token before; 0: none."""
-        spacing: int = field(default=4, metadata=TRAINING)
-        """Training: a block begins at one of so many places, drawn anew in every step."""
-        decay: float = field(default=0.8, metadata=TRAINING)
-        """Training: each place of a block counts this much of the one before."""
-        noise: float = field(default=0.0, metadata=TRAINING)
-        """Training: none, as published."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            at_least(2, block=self.block, most=MOST_NODES)
-            at_least(1, layers=self.layers, most=_MOST_LAYERS)
-            at_least(1, spacing=self.spacing)
             at_least(0, markov=self.markov, most=_MOST_RANK)
-            at_least(0, decay=self.decay)
-            require(
-                self.length < self.block,
-                f"drafter option length={self.length}: a block of {self.block} drafts at most "
-                f"{self.block - 1} tokens; ask for no more",
-            )
 
     config: Config
     network_class = ParallelNetwork
-    engine_class = BlockEngine
-    measures = ("num_hidden_layers", "block_size", "num_states", "markov_rank")
-    eval_steps = None
-    loss_weights = LossWeights()
-
-    def __init__(self, config: Config | None = None) -> None:
-        super().__init__(config)
-        self.num_steps = self.longest = self.config.block - 1
-        if not self.config.length:
-            self.default_shape = TreeShape.chain(self.longest)
+    engine_class = ParallelEngine
+    measures = (*BlockDrafter.measures, "num_states", "markov_rank")
 
     def network_config(self, target: TargetView) -> LlamaConfig:
-        layer, own = super().network_config(target), self.config
-        layer.num_hidden_layers, layer.block_size = own.layers, own.block
-        layer.num_states, layer.markov_rank = self._num_states, own.markov
+        layer = super().network_config(target)
+        layer.num_states, layer.markov_rank = self._num_states, self.config.markov
         return layer
 
     @property
@@ -466,49 +344,22 @@ class Parallel(FeatureDrafter):
     def _signal_width(self) -> int:
         return self._num_states * super()._signal_width()
 
-    # ------------------------------------------------------------------ drafting
-
-    def propose(
-        self,
-        state: DraftState,
-        shape: TreeShape,
-        depth_B: np.ndarray,
-        sampler: Sampler,
-        noise: Noise,
-    ) -> DraftTree:
-        return super().propose(state, shape.clip(self.num_steps), depth_B, sampler, noise)
-
-    def _reader(self, state: FeatureState) -> Reader:
-        return BlockReader(
+    def _reader(self, state: FeatureState, depth: int) -> Reader:
+        """A block is read whole, however short the draft may be: its places see each other."""
+        return ParallelReader(
             self.network, self.target, state, self.num_steps, self._engine_of_request
         )
 
     # ------------------------------------------------------------------ training
 
-    def forward(
-        self, batch: TrajectoryBatch, carry: Blocks | None
-    ) -> tuple[DraftPrediction, Blocks]:
-        now = self._blocks(batch) if carry is None else carry
-        network, step, anchor_BA = self.network, now.step, now.anchor_BA
-        predict_BAH = now.states_BAPH[:, :, step]
+    def _prediction(self, batch: TrajectoryBatch, now: Blocks) -> DraftPrediction:
+        network, predict_BAH = self.network, now.states_BAPH[:, :, now.step]
         if network.rank:
-            before_BA = batch.tokens_ahead(step).gather(1, anchor_BA)
+            before_BA = batch.tokens_ahead(now.step).gather(1, now.anchor_BA)
             with torch.no_grad():
                 embedded_BAH = self.target.embed(before_BA)
             predict_BAH = torch.cat([predict_BAH, network.before(embedded_BAH)], dim=-1)
-        rows, width = predict_BAH.shape[0], predict_BAH.shape[2]
-        hidden_BTH = predict_BAH.new_zeros(rows, batch.tokens_BT.shape[1], width)
-        mask_BT = torch.zeros_like(batch.tokens_BT, dtype=torch.bool)
-        prediction = DraftPrediction(
-            hidden_BTH=hidden_BTH.scatter(
-                1, anchor_BA[..., None].expand_as(predict_BAH), predict_BAH
-            ),
-            mask_BT=mask_BT.scatter(1, anchor_BA, now.counts_BA),
-            ahead=1 + step,
-            weight=self.config.decay**step,
-            narrow=self._narrow_head(),
-        )
-        return prediction, replace(now, step=step + 1)
+        return self._at_anchors(batch, now, predict_BAH)
 
     def _blocks(self, batch: TrajectoryBatch) -> Blocks:
         signals_BTS = unroll.begin(batch, self.config.noise if self.training else 0.0).feature_BTH
@@ -517,59 +368,26 @@ class Parallel(FeatureDrafter):
         pairs_BTH = self.network.fc(signals_BTS, embedded_BTH)
         context = self.network.context(pairs_BTH, batch.positions_BT)
         anchor_BA, counts_BA = self._anchors(batch)
-        states = [
-            self._read(batch, pairs_BTH, context, some) for some in anchor_BA.split(GROUP, dim=1)
-        ]
-        return Blocks(
-            step=0, states_BAPH=torch.cat(states, dim=1), anchor_BA=anchor_BA, counts_BA=counts_BA
+        states_BAPH = self._group_by_group(
+            lambda some_BA: self._read(batch, pairs_BTH, context, some_BA), anchor_BA
         )
-
-    def _anchors(self, batch: TrajectoryBatch) -> tuple[Tensor, Tensor]:
-        """[B, A] places and whether they count: in training some, else all, that have a state of
-        the target before them and a token to predict behind them."""
-        able_BT = batch.mask_ahead(1) & (batch.positions_BT > 0)
-        length = able_BT.shape[1]
-        if not self.training:
-            return torch.arange(length, device=able_BT.device).expand_as(able_BT), able_BT
-        drawn_BT = torch.rand(able_BT.shape, device=able_BT.device).masked_fill(~able_BT, -1.0)
-        drawn_BA, anchor_BA = drawn_BT.topk(-(-length // self.config.spacing), dim=1)
-        return anchor_BA, drawn_BA >= 0
+        return Blocks(step=0, states_BAPH=states_BAPH, anchor_BA=anchor_BA, counts_BA=counts_BA)
 
     def _read(
         self,
         batch: TrajectoryBatch,
         pairs_BTH: Tensor,
-        context: list[KeysAndValues],
+        context: Sequence[KeysAndValues],
         anchor_BA: Tensor,
     ) -> Tensor:
         """[B, A, P, H]: the blocks of these anchors."""
-        count, device = self.num_steps, anchor_BA.device
-        start_BA1 = batch.positions_BT.gather(1, anchor_BA)[..., None]
-        positions_BAP = start_BA1 + torch.arange(count, device=device)
+        blocks = blocks_behind(batch, anchor_BA, self.num_steps, context, causal=False)
         # the pair that ends in an anchor stands one place before it
         last_BA1 = (anchor_BA - 1).clamp(min=0)[..., None]
         last_BAH = pairs_BTH.gather(1, last_BA1.expand(-1, -1, pairs_BTH.shape[2]))
-        # a text's places stand side by side, so it begins where positions are 0
-        place_T = torch.arange(batch.tokens_BT.shape[1], device=device)
-        sees_BAT = (place_T >= anchor_BA[..., None] - start_BA1) & (place_T < anchor_BA[..., None])
-        itself_AA = torch.eye(anchor_BA.shape[1], dtype=torch.bool, device=device)
-        own_BAC = itself_AA.repeat_interleave(count, 1).expand(len(anchor_BA), -1, -1)
-        sees = torch.cat([sees_BAT, own_BAC], dim=2).repeat_interleave(count, 1)[:, None]
-
-        def attend_in(number: int) -> Attend:
-            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                groups = q.shape[1] // k.shape[1]
-                pairs = zip(context[number], (k, v), strict=True)
-                keys, values = (
-                    torch.cat(pair, dim=2).repeat_interleave(groups, 1) for pair in pairs
-                )
-                return F.scaled_dot_product_attention(q, keys, values, sees)
-
-            return attend
-
-        states: Tensor = self.network(last_BAH, positions_BAP, attend_in)
+        states: Tensor = self.network(last_BAH, blocks.positions_BAP, blocks.attend_in)
         return states
 
 
-_MOST_LAYERS, _MOST_RANK = 16, 4096
+_MOST_RANK = 4096
 DRAFTER = Parallel

@@ -108,15 +108,15 @@ class PairEngine(LayerEngine):
         parts = network.compilable()
         assert parts is not None
         given = parts.fusion
-        layer = self._layer(parts.layer)
+        layers = [self._layer(layer) for layer in parts.layers]
         norms = {name: self._norm(getattr(given, name)) for name in ("norm", "both", "beside")}
-        fusion = Fusion(**norms)
+        fusion = Fusion(**norms, unknown=self._vector(given.unknown))
         if given.beside is not None:
-            layer.norm_in = None  # it is that of the tokens alone
+            layers[0].norm_in = None  # it is that of the tokens alone
         for name in ("fc", "gate", "up", "down"):
             linear = getattr(given, name)
             setattr(fusion, name, Matrix() if linear is None else self._packed([linear]))
-        self._open_layers([layer], parts.norm, parts.head, halves=parts.halves, fusion=fusion)
+        self._open_layers(layers, parts.norm, parts.head, halves=parts.halves, fusion=fusion)
 
     @classmethod
     def why_not(cls, network: Network, form: str) -> str | None:

@@ -564,12 +564,12 @@ class FeatureDrafter(TrainedDrafter):
             confidence=self.config.confidence,
             rated=self.rates_nodes,
         )
-        tree = grow(self._reader(state), shape, depth_B, how)
+        tree = grow(self._reader(state, shape.depth), shape, depth_B, how)
         state.cache.rollback()
         return tree
 
-    def _reader(self, state: FeatureState) -> Reader:
-        """What drafts below the last known tokens."""
+    def _reader(self, state: FeatureState, depth: int) -> Reader:
+        """What drafts below the last known tokens, no deeper than this."""
         return PairReader(self.network, self.target, state, self._engine_of_request)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:

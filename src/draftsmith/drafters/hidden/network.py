@@ -13,7 +13,7 @@ Shape letters: B rows, T places, H hidden, I intermediate, A attention heads, D 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ from draftsmith.drafters.columns import Columns
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [B, A, T, D], key and value [B, Akv, T, D]) -> [B, A, T, D]."""
+AttendIn = Callable[[int], Attend]
+"""The attention of a layer, by its number."""
 
 
 def draft_config(target: Any) -> LlamaConfig:
@@ -120,6 +122,8 @@ class FusionParts:
     norm: nn.Module | None = None
     both: nn.Module | None = None
     beside: nn.Module | None = None
+    unknown: Tensor | None = None
+    """[H] the embedding of a token that is not known."""
     gate: nn.Linear | None = None
     up: nn.Linear | None = None
     down: nn.Linear | None = None
@@ -129,11 +133,11 @@ class FusionParts:
 class Compilable:
     """A network by what the compiled engine computes."""
 
-    layer: nn.Module
-    """With `self_attn`, `mlp` and `post_attention_layernorm`."""
+    layers: Sequence[nn.Module]
+    """Each with `self_attn`, `mlp` and `post_attention_layernorm`."""
     fusion: FusionParts
     halves: int = 1
-    """See `DraftLayer`."""
+    """See `DraftLayer`; of the last layer."""
     norm: nn.Module | None = None
     """Before the head."""
     head: nn.Linear | None = None
@@ -208,6 +212,23 @@ class DraftLayer(nn.Module):
             return out, out
         predict, regress = added.chunk(2, dim=-1)
         return x_BTH + predict, x_BTH + regress
+
+
+class PlainLayer(nn.Module):
+    """A decoder layer with a norm before each part."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size, hidden)
+
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, attend)
+        added: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + added
 
 
 class Network(nn.Module, abc.ABC):
@@ -298,7 +319,7 @@ class FusionNetwork(BorrowedHead, PairNetwork):
             return None
         layer = self.layers[0]
         assert isinstance(layer, DraftLayer)
-        return Compilable(layer=layer, fusion=self.fc.parts(), halves=layer.halves)
+        return Compilable(layers=(layer,), fusion=self.fc.parts(), halves=layer.halves)
 
 
 def version_of(tensor: Tensor) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class Fusion(Structure):
     """`Fusion` of engine.cpp."""
 
     _fields_ = [
-        *[(name, c_void_p) for name in ("norm", "both", "beside")],
+        *[(name, c_void_p) for name in ("norm", "both", "beside", "unknown")],
         *[(name, Matrix) for name in ("fc", "gate", "up", "down")],
     ]
 

@@ -162,9 +162,11 @@ struct Layer {
 //   x = h + down (silu(gate e) * up (norm h))                 FSPAD
 //
 // With `beside` (EAGLE-3) h is fc f where f is as wide as fc, of the target's layers, and f itself
-// where it is a state of the drafter; x = h, and attention reads [beside(e) ; norm h], 2 H wide.
+// where it is a state of the drafter; x = h, and attention reads [beside(e) ; norm h], 2 H wide. There a
+// token that is not known (P-EAGLE) has the number behind the last, and e is `unknown`, or null: there is
+// none.
 struct Fusion {
-  const float *norm, *both, *beside;
+  const float *norm, *both, *beside, *unknown;
   Matrix fc, gate, up, down;
 };
 
@@ -243,8 +245,9 @@ struct Batch {
   std::vector<int32_t> logit_at, logit_to;        // tokens whose logits are wanted, and where they go
   static constexpr size_t MOST_SEEN = 1 << 22;    // that are kept for the next call
 
-  // False: it has a token that is none of the `known`.
-  bool lay_out(const Call& c, int64_t known) {
+  // False: it has a token that is none of the `known`; with `unknown`, the one behind them may stand behind
+  // the first of those that logits are wanted of.
+  bool lay_out(const Call& c, int64_t known, bool unknown = false) {
     if (seen.capacity() > MOST_SEEN) std::vector<int32_t>().swap(seen);  // of a long prompt
     for (auto* one : {&position, &row, &slot, &committed, &place, &seen_from, &seen, &logit_at, &logit_to})
       one->clear();
@@ -259,7 +262,7 @@ struct Batch {
         for (int k = 0; k < c.staged; ++k)
           if (see[k]) seen.push_back((int32_t)c.column[(size_t)b * c.staged + k]);
         if ((int)seen.size() == seen_from.back()) continue;
-        if (c.token[at] < 0 || c.token[at] >= known) return false;
+        if (c.token[at] < 0 || c.token[at] >= known + (unknown && t > c.width - c.keep)) return false;
         seen_from.push_back((int32_t)seen.size());
         token.push_back(c.token[at]);
         position.push_back((int32_t)c.position[at]);
@@ -581,7 +584,8 @@ struct Engine : Products {
     }
     for (int t = some.from; t < some.to; ++t) {
       float* e = pair.data() + (size_t)t * 2 * H;
-      read_row(model.embedding, batch.token[first + t], e);
+      if (batch.token[first + t] == model.embedding.rows) std::memcpy(e, f.unknown, 4 * H);
+      else read_row(model.embedding, batch.token[first + t], e);
       normalise(e, f.beside, eps, H, e);
       normalise(hidden.data() + (size_t)t * H, f.norm, eps, H, e + H);
     }
@@ -695,7 +699,7 @@ struct Engine : Products {
     const Layer& l = layers[number];
     const int row = l.qkv.panels() * LANES;
     {
-      const float* x = model.fusion.beside ? pair.data() : hidden.data();
+      const float* x = model.fusion.beside && !number ? pair.data() : hidden.data();
       Input in = ready(member, l.qkv, x, tokens, l.norm_in);
       product(member, l.qkv, in, tokens, 1, [&](int t, int r, F v) { store(qkv.data() + (size_t)t * row + r, v); });
     }
@@ -951,43 +955,57 @@ struct Engine : Products {
     return true;
   }
 
-  // Keeps the call's pairs; with `chain` drafts a block behind the last of each row that has one, whose
-  // logits are [rows, places, padded]; with steps of it adds what the tokens before say, and chooses.
-  bool block(const Call& call, const Chain* chain) {
-    Crew& crew = Crew::here();
-    std::lock_guard<std::mutex> guard(crew.busy);
-    if (!batch.lay_out(call, model.embedding.rows)) return false;
-    gather(crew, call.threads);
-    const std::vector<int32_t> row = batch.logit_to;
+  // Reads the places of a block behind the last pair of each of these rows.
+  void read_blocks(const Call& call, const Chain& chain, const std::vector<int32_t>& row) {
     const int rows = (int)row.size(), count = model.places.count;
-    state.resize((size_t)rows * model.hidden);
-    std::vector<int64_t> before;
-    for (int at : batch.logit_at) before.push_back(batch.token[at]);
-    team->run([&](int member) {
-      for (int first = 0; first < batch.tokens; first += CHUNK)
-        keep_pairs(member, call, first, std::min(CHUNK, batch.tokens - first));
-    });
-    if (!chain) return true;
     for (auto* one : {&batch.position, &batch.slot, &batch.committed, &batch.row, &batch.seen}) one->clear();
     batch.seen_from.assign(1, 0);
     batch.tokens = rows * count;
     batch.longest = count;
     for (int b : row) {
-      batch.longest = std::max(batch.longest, (int)chain->committed[b] + count);
+      batch.longest = std::max(batch.longest, (int)chain.committed[b] + count);
       for (int n = 0; n < count; ++n) {
-        batch.position.push_back((int32_t)chain->position[(size_t)b * count + n]);
-        batch.slot.push_back((int32_t)chain->slot[(size_t)b * count + n]);
-        batch.committed.push_back((int32_t)chain->committed[b]);
+        batch.position.push_back((int32_t)chain.position[(size_t)b * count + n]);
+        batch.slot.push_back((int32_t)chain.slot[(size_t)b * count + n]);
+        batch.committed.push_back((int32_t)chain.committed[b]);
         batch.row.push_back(b);
-        for (int k = 0; k < count; ++k) batch.seen.push_back((int32_t)chain->slot[(size_t)b * count + k]);
+        for (int k = 0; k < count; ++k) batch.seen.push_back((int32_t)chain.slot[(size_t)b * count + k]);
         batch.seen_from.push_back((int32_t)batch.seen.size());
       }
     }
     const int whole = CHUNK / count * count;  // places of a block pass a layer together
     team->run([&](int member) {
       for (int first = 0; first < batch.tokens; first += whole)
-        read_places(member, call, first, std::min(whole, batch.tokens - first), chain->steps ? chain->steps : count);
+        read_places(member, call, first, std::min(whole, batch.tokens - first), chain.steps ? chain.steps : count);
     });
+  }
+
+  // Keeps the call's pairs; with `chain` drafts a block behind the last of each row that has one, whose
+  // logits are [rows, places, padded]; with steps of it adds what the tokens before say, and chooses. In a
+  // model without `places` the call ends with them: a row's last pair, and unknown tokens behind it.
+  bool block(const Call& call, const Chain* chain) {
+    Crew& crew = Crew::here();
+    std::lock_guard<std::mutex> guard(crew.busy);
+    const bool own_places = model.places.count;
+    if (!batch.lay_out(call, model.embedding.rows, model.fusion.unknown)) return false;
+    gather(crew, call.threads);
+    std::vector<int32_t> row;  // those that have a pair
+    std::vector<int64_t> before;
+    for (size_t i = 0; i < batch.logit_at.size(); ++i)
+      if (batch.logit_to[i] % call.keep == 0) {
+        row.push_back(batch.logit_to[i] / call.keep);
+        before.push_back(batch.token[batch.logit_at[i]]);
+      }
+    const int rows = (int)row.size(), count = own_places ? model.places.count : call.keep;
+    state.resize(own_places ? (size_t)rows * model.hidden : 0);
+    if (own_places)
+      team->run([&](int member) {
+        for (int first = 0; first < batch.tokens; first += CHUNK)
+          keep_pairs(member, call, first, std::min(CHUNK, batch.tokens - first));
+      });
+    else run(call);
+    if (!chain) return true;
+    if (own_places) read_blocks(call, *chain, row);
     for (int b = 0; chain->steps && b < call.rows; ++b)
       if (std::find(row.begin(), row.end(), b) == row.end()) chain->count[b] = 0;  // fed nothing
     const size_t padded = (size_t)model.head.panels() * LANES;
