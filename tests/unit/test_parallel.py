@@ -17,9 +17,16 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.types import DraftPrediction, TrajectoryBatch, TreeShape
 from draftsmith.distill.evaluation import Chains
 from draftsmith.distill.objectives.distillation import Distillation, Imitation
+from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.hidden import blocks
 from draftsmith.drafters.hidden.blocks import BlockDrafter, BlockReader
-from draftsmith.drafters.hidden.drafter import FeatureState, layer_spec, new_state
+from draftsmith.drafters.hidden.drafter import (
+    FeatureDrafter,
+    FeatureState,
+    PairReader,
+    layer_spec,
+    new_state,
+)
 from draftsmith.drafters.p_eagle import PEagle, PEagleReader
 from draftsmith.drafters.parallel import Parallel, ParallelReader
 from draftsmith.drafters.registry import make_drafter
@@ -73,7 +80,7 @@ def trained(drafter: BlockDrafter, batch: TrajectoryBatch) -> list[Tensor]:
         return [drafter.head()(one.hidden_BTH) for one in steps(drafter, batch)]
 
 
-def state_behind(drafter: BlockDrafter, batch: TrajectoryBatch, count: int) -> FeatureState:
+def state_behind(drafter: FeatureDrafter, batch: TrajectoryBatch, count: int) -> FeatureState:
     """The first `count` tokens of each text were fed, the next one is known."""
     features, target = batch.features_BTS, drafter.target
     assert features is not None
@@ -337,3 +344,32 @@ def test_rows_of_unequal_length_draft_as_alone(kind: type[BlockDrafter], target:
 
     together = counted(prompts)
     assert together.tolist() == [int(counted([one])[0]) for one in prompts]
+
+
+def test_the_first_law_of_one_layer_is_that_of_eagle3(target: HFTarget) -> None:
+    """And an unknown pair is read as any other, one place on."""
+    drafter, eagle = bound(target, PEagle, layers=1), Eagle3()
+    eagle.bind(target)
+    weights = drafter.network.state_dict()
+    for name in ("mask_embedding", "mask_hidden"):
+        weights.pop(name)
+    eagle.network.load_state_dict(
+        {name.replace("layers.0", "midlayer"): one for name, one in weights.items()}
+    )
+    batch = batch_of(target, texts(2, 9), drafter.signals)
+    state = state_behind(drafter, batch, 5)
+    with torch.inference_mode():
+        theirs = PairReader(eagle.network, target, state_behind(eagle, batch, 5))
+        reader = reader_of(drafter, state)
+        torch.testing.assert_close(reader.root(), theirs.root(), rtol=1e-9, atol=1e-9)
+        network = drafter.network
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(target, "embed", lambda tokens: network.embedded_places(*tokens.shape))
+            theirs._above_BTH = network.fc(network.place_features(2, 1))
+            second = theirs.level(
+                torch.zeros(2, 1, dtype=torch.long),
+                torch.ones(2, 1, 1, dtype=torch.bool),
+                torch.zeros(2, 1, dtype=torch.long),
+            )
+        ours = reader.level(torch.zeros(2, 1), torch.empty(0), torch.empty(0))
+        torch.testing.assert_close(ours, second, rtol=1e-9, atol=1e-9)
