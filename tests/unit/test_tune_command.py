@@ -19,15 +19,25 @@ from draftsmith import cli
 from draftsmith.bench import costs, tuner
 from draftsmith.bench.arms import open_drafters
 from draftsmith.bench.costs import Cost, CostTable, DraftCost, Workload
-from draftsmith.bench.tuner import Candidate, CandidateShape, Measurement, Tuning, between
+from draftsmith.bench.tuner import (
+    Candidate,
+    CandidateShape,
+    Measurement,
+    Tuning,
+    between,
+    candidates_of,
+)
 from draftsmith.commands import tune
 from draftsmith.commands.tune import TuneOptions
 from draftsmith.core.config import parse_tree
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.suffix import Suffix
 from draftsmith.errors import InputError
 from draftsmith.targets import hf
 from draftsmith.targets.hf import load_target
@@ -97,6 +107,13 @@ def test_auto_is_tried_with_trees_whose_width_tells_their_depth() -> None:
     assert tree("2,1", "--draft-tree", "2,1").is_graded
     assert not tree("2,1").is_graded  # its own, which only a file could name
     assert not tree("10x6:59", "--draft-tree", "10x6:59").is_graded
+
+
+def test_drafters_that_are_joined_are_tried_with_trees_that_they_fill() -> None:
+    arm = Arm(name="x", drafter=Cascade([Suffix(), PromptLookup()]))
+    (found,) = candidates_of(["x"], [arm], DraftingConfig(), 8)
+    assert [tree.flags for tree in found.trees] == [("--draft-tree", text) for text in tuner.TREES]
+    assert all(tree.is_graded for tree in found.trees)
 
 
 def test_the_fastest_is_first_and_figures_agree(found: dict[str, Any]) -> None:
