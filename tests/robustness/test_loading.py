@@ -325,6 +325,14 @@ def test_a_rotary_base_that_cannot_be_is_named(copy: Folder, value: float) -> No
     refusal(BackendError, 3, said, lambda: load_target(str(copy)))
 
 
+@pytest.mark.parametrize("value", [-4.0, 0.0, math.inf])
+def test_a_rotary_factor_that_cannot_be_is_named(copy: Folder, value: float) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": value}
+    set_config(copy, rope_parameters=rope)
+    said = rf"factor is {value}, and should be a finite number above 0"
+    refusal(BackendError, 3, said, lambda: load_target(str(copy)))
+
+
 def test_a_rotary_base_of_one_kind_of_layer_is_named() -> None:
     good, bad = ({"rope_type": "default", "rope_theta": base} for base in (1e4, 0.0))
     config = Gemma3TextConfig(rope_parameters={"full_attention": good, "sliding_attention": bad})
@@ -522,6 +530,14 @@ def test_a_prompt_that_cannot_be_decoded_is_an_input_error(
     drafter.bind(target)
     given: Any = [np.array(prompt, dtype=np.int64) for prompt in prompts] if as_array else prompts
     refusal(InputError, 2, match, lambda: list(decode(target, drafter, given, DecodeOptions())))
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_prompt_that_is_a_set_has_no_order(kind: Any) -> None:
+    target = tiny_target(max_length=32)
+    given: Any = [[3], kind([5, 4])]
+    match = "Prompt 1 is a set, which has no order"
+    refusal(InputError, 2, match, lambda: list(decode(target, NoDrafter(), given, DecodeOptions())))
 
 
 def test_a_prompt_one_short_of_the_context_gets_one_token() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,6 +213,8 @@ def check_prompt(
 ) -> list[int]:
     """The tokens as a list. Raises `InputError`, which begins with `label`, unless the target can
     continue them."""
+    ordered = not isinstance(tokens, Set)
+    require(ordered, f"{label} is a set, which has no order: give a list of token ids.")
     ids = token_ids(tokens, label, vocab_size)
     require(len(ids) > 0, f"{label} is empty: give at least one token.")
     require(

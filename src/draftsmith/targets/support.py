@@ -264,8 +264,8 @@ def refuse_by_numbers(config: Any, name: str) -> None:
     """Refuse constants that would make every logit the same, or no number.
 
     Raises:
-        BackendError: a constant is infinite or no number, a norm's is below 0, or a rotary base is
-            not above it.
+        BackendError: a constant is infinite or no number, a norm's is below 0, or a rotary base or
+            factor is not above it.
     """
     rope = getattr(config, "rope_parameters", None)
     ropes = [rope, *rope.values()] if isinstance(rope, Mapping) else []  # one, or by kind of layer
@@ -273,7 +273,7 @@ def refuse_by_numbers(config: Any, name: str) -> None:
         item for one in (vars(config), *ropes) if isinstance(one, Mapping) for item in one.items()
     ]
     for key, value in numbers:
-        base = key == "rope_theta"
+        base = key in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor")
         if not isinstance(value, (int, float) if base else float):
             continue
         norm = key.endswith(("eps", "epsilon"))
