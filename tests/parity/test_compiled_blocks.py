@@ -45,7 +45,7 @@ KINDS: dict[str, tuple[type[BlockDrafter], dict[str, Any]]] = {
     "P-EAGLE, one layer, 40 tokens": (PEagle, {"layers": 1, "draft_vocab": 40}),
     "P-EAGLE, three layers": (PEagle, {"layers": 3, "block": 3}),
 }
-READERS: dict[type[BlockDrafter], tuple[type[BlockReader], type[Any]]] = {
+READERS: dict[type[BlockDrafter], tuple[type[BlockReader[Any]], type[Any]]] = {
     Parallel: (ParallelReader, ParallelEngine),
     PEagle: (PEagleReader, PEagleEngine),
 }
@@ -72,7 +72,7 @@ def made(target: HFTarget, kind: str = "two layers", **options: Any) -> BlockDra
 
 def reader_of(
     drafter: BlockDrafter, *, in_engine: bool, lengths: tuple[int, ...] = LENGTHS
-) -> BlockReader:
+) -> BlockReader[Any]:
     """Behind ragged texts whose states were drawn, each by itself."""
     target = drafter.target
     assert isinstance(target, HFTarget)
@@ -93,7 +93,7 @@ def reader_of(
 
 
 @torch.inference_mode()
-def read(reader: BlockReader, levels: int) -> list[Tensor]:
+def read(reader: BlockReader[Any], levels: int) -> list[Tensor]:
     """Logits of the root and of levels of two nodes, given tokens of their own."""
     rows = len(reader._state.known)
     out = [reader.root()[:, None].expand(-1, 2, -1)]
@@ -150,7 +150,7 @@ def test_a_row_is_the_same_bit_for_bit_beside_others(
 
 
 @torch.inference_mode()
-def token_by_token(reader: BlockReader, steps: int) -> Tensor:
+def token_by_token(reader: BlockReader[Any], steps: int) -> Tensor:
     chain = [reader.columns.tokens(reader.root().argmax(-1))]
     for _ in range(1, steps):
         laws = reader.level(chain[-1][:, None], torch.empty(0), torch.empty(0))
@@ -158,7 +158,7 @@ def token_by_token(reader: BlockReader, steps: int) -> Tensor:
     return torch.stack(chain, 1)
 
 
-def best_chain(reader: BlockReader, *depths: int) -> Tensor:
+def best_chain(reader: BlockReader[Any], *depths: int) -> Tensor:
     found = reader.chain(np.array(depths), None, 0.0)
     assert found is not None and found.logits_BND is None
     tokens: Tensor = found.tokens_BN

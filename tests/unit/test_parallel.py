@@ -44,7 +44,7 @@ SETTINGS: list[tuple[type[BlockDrafter], dict[str, Any]]] = [
     (PEagle, {"layers": 1}),
 ]
 BOTH = [Parallel, PEagle]
-READERS: dict[type[BlockDrafter], type[BlockReader]] = {
+READERS: dict[type[BlockDrafter], type[BlockReader[Any]]] = {
     Parallel: ParallelReader,
     PEagle: PEagleReader,
 }
@@ -61,7 +61,9 @@ def bound(target: HFTarget, kind: type[BlockDrafter] = Parallel, **options: Any)
     return drafter
 
 
-def reader_of(drafter: BlockDrafter, state: FeatureState, count: int = BLOCK - 1) -> BlockReader:
+def reader_of(
+    drafter: BlockDrafter, state: FeatureState, count: int = BLOCK - 1
+) -> BlockReader[Any]:
     return READERS[type(drafter)](drafter.network, drafter.target, state, count)
 
 

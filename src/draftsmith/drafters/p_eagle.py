@@ -21,7 +21,6 @@ vocabulary.
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,23 +119,12 @@ class PEagleEngine(PairEngine):
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Read these pairs, of which `count` - 1 at the end are unknown. See `BlockReader`."""
-        rows = len(tokens_BP)
-        call, held = self._call(tokens_BP, block, count, feature_BPS)
-        logits_BPV = torch.zeros((rows, count, self._head_rows))
-        call.logits = logits_BPV.data_ptr()
-        count_B = np.zeros(rows, dtype=np.int64) if depth_B is None else depth_B.astype(np.int64)
-        chosen_BN = torch.zeros((rows, int(count_B.max())), dtype=torch.int64)
-        chain, also_held = self._chain(
-            block, chosen_BN, count_B, self.token_of_D, draws, confidence
-        )
-        if not self._lib.c.ds_block(self._at, ctypes.byref(call), ctypes.byref(chain)):
-            raise self._unknown(tokens_BP)
-        del held, also_held
-        return logits_BPV[..., : self.model.head.rows], chosen_BN, count_B
+        """Read these pairs, `count` - 1 of which, at the end, are unknown; see `_block`."""
+        called = self._call(tokens_BP, block, count, feature_BPS)
+        return self._block(tokens_BP, called, block, count, depth_B, draws, confidence)
 
 
-class PEagleReader(BlockReader):
+class PEagleReader(BlockReader[PEagleEngine]):
     """Reads pairs and the places behind them in one forward."""
 
     def __init__(
@@ -149,7 +137,7 @@ class PEagleReader(BlockReader):
     ) -> None:
         """`count`: laws, the first of which is the last pair's."""
         super().__init__(network, target, state, count, engine)
-        self._network, self._runner = network, engine
+        self._network = network
 
     def _draft(
         self,
@@ -157,9 +145,9 @@ class PEagleReader(BlockReader):
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
-        assert self._runner is not None
-        tokens_BP, block, feature_BPS, pending_B = self._staged(self._runner.unknown)
-        found = self._runner.draft(
+        assert self._engine is not None
+        tokens_BP, block, feature_BPS, pending_B = self._staged(self._engine.unknown)
+        found = self._engine.draft(
             tokens_BP,
             block,
             feature_BPS,

@@ -180,17 +180,9 @@ class ParallelEngine(LayerEngine):
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Keep and commit these pairs, and draft a block behind the last of each row.
-
-        Args:
-            limit: the length of the context; positions beyond it stand still at its end.
-            depth_B: how many tokens are chosen in each row; None: none.
-            draws, confidence: see `Runner.chain`.
-
-        Returns:
-            (logits [B, P, Vd], of the places that are chosen from with what the tokens before add;
-            [B, S] rows of the head that were chosen; [B] tokens of each row).
-        """
+        """Keep and commit these pairs, and draft a block behind the last of each row; see
+        `LayerEngine._block`. `limit`: the length of the context; positions beyond it stand still at
+        its end."""
         cache, rows, count = block.cache, len(tokens_BP), self._count
         cache.commit(block.pending_B)
         depth_BP = np.arange(count)[None].repeat(rows, 0)
@@ -198,18 +190,8 @@ class ParallelEngine(LayerEngine):
         if limit is not None:
             block.stop_at(limit - 1)
             staged.stop_at(limit - 1)
-        call, held = self._call(tokens_BP, block, 1, feature_BPS, room=count)
-        logits_BPV = torch.zeros((rows, count, self._head_rows))
-        call.logits = logits_BPV.data_ptr()
-        count_B = np.zeros(rows, dtype=np.int64) if depth_B is None else depth_B.astype(np.int64)
-        chosen_BN = torch.zeros((rows, int(count_B.max())), dtype=torch.int64)
-        chain, also_held = self._chain(
-            staged, chosen_BN, count_B, self.token_of_D, draws, confidence
-        )
-        if not self._lib.c.ds_block(self._at, ctypes.byref(call), ctypes.byref(chain)):
-            raise self._unknown(tokens_BP)
-        del held, also_held
-        return logits_BPV[..., : self.model.head.rows], chosen_BN, count_B
+        called = self._call(tokens_BP, block, 1, feature_BPS, room=count)
+        return self._block(tokens_BP, called, staged, count, depth_B, draws, confidence)
 
     def added(self, tokens_BF: Tensor) -> Tensor:
         """[B, F, Vd]: what the Markov term adds behind these tokens."""
@@ -223,7 +205,7 @@ class ParallelEngine(LayerEngine):
         return out_BFV[..., : self.model.head.rows]
 
 
-class ParallelReader(BlockReader):
+class ParallelReader(BlockReader[ParallelEngine]):
     """Reads pairs, and places behind the last of them."""
 
     def __init__(
@@ -235,7 +217,7 @@ class ParallelReader(BlockReader):
         engine: ParallelEngine | None = None,
     ) -> None:
         super().__init__(network, target, state, count, engine)
-        self._network, self._runner = network, engine
+        self._network = network
 
     def _draft(
         self,
@@ -243,10 +225,10 @@ class ParallelReader(BlockReader):
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
-        assert self._runner is not None
+        assert self._engine is not None
         pending, feature_BPS = self._pending()
         tokens_BP, block = lay_out(self._state.cache, pending)
-        return self._runner.draft(
+        return self._engine.draft(
             tokens_BP,
             block,
             feature_BPS,
@@ -269,8 +251,8 @@ class ParallelReader(BlockReader):
         network = self._network
         if not network.rank:
             return None
-        if self._runner is not None:
-            return self._runner.added(before_BF)
+        if self._engine is not None:
+            return self._engine.added(before_BF)
         embedded = self._target.embed(to_device(before_BF, self._own_BPD.device))
         return network.added(network.before(embedded))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -58,7 +58,10 @@ class BlockEngine(Protocol):
         """Write keys and values of these pairs to the block's cache."""
 
 
-class BlockReader(abc.ABC):
+E = TypeVar("E", bound=BlockEngine)
+
+
+class BlockReader(abc.ABC, Generic[E]):
     """Drafts a block at once; a tree's levels then read the laws of its places (a `Reader`).
 
     Args:
@@ -72,7 +75,7 @@ class BlockReader(abc.ABC):
         target: TargetView,
         state: FeatureState,
         count: int,
-        engine: BlockEngine | None = None,
+        engine: E | None = None,
     ) -> None:
         self._target, self._state, self._count = target, state, count
         self._engine = engine

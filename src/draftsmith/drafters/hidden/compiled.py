@@ -7,20 +7,25 @@ needs to ask for it: a chain, of its most probable tokens or of draws, is one ca
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
+from draftsmith.core.cache import Block
 from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.hidden.network import Network
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.config import Weights
-from draftsmith.targets.native.bindings import Fusion, Layer, Matrix, Model
+from draftsmith.targets.native.bindings import Call, Fusion, Layer, Matrix, Model
 from draftsmith.targets.native.engine import (
     STATIC_ROPE,
+    Draws,
     Engine,
     Runner,
     engine_of,
@@ -95,6 +100,41 @@ class LayerEngine(Runner):
                 head=packed,
             )
         )
+
+    def _block(
+        self,
+        tokens_BP: np.ndarray,
+        called: tuple[Call, list[Any]],
+        staged: Block,
+        count: int,
+        depth_B: np.ndarray | None,
+        draws: Draws | None,
+        confidence: float,
+    ) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Make this call of these tokens, and draft a block behind the last pair of each row.
+
+        Args:
+            staged: where its places stand.
+            count: its laws.
+            depth_B: how many tokens are chosen in each row; None: none.
+            draws, confidence: see `Runner.chain`.
+
+        Returns:
+            (logits [B, P, Vd], of the places that are chosen from with what the tokens before add;
+            [B, N] rows of the head that were chosen; [B] tokens of each row).
+        """
+        rows, (call, held) = len(tokens_BP), called
+        logits_BPV = torch.zeros((rows, count, self._head_rows))
+        call.logits = logits_BPV.data_ptr()
+        count_B = np.zeros(rows, dtype=np.int64) if depth_B is None else depth_B.astype(np.int64)
+        chosen_BN = torch.zeros((rows, int(count_B.max())), dtype=torch.int64)
+        chain, also_held = self._chain(
+            staged, chosen_BN, count_B, self.token_of_D, draws, confidence
+        )
+        if not self._lib.c.ds_block(self._at, ctypes.byref(call), ctypes.byref(chain)):
+            raise self._unknown(tokens_BP)
+        del held, also_held
+        return logits_BPV[..., : self.model.head.rows], chosen_BN, count_B
 
     def _norm(self, module: Any) -> int | None:
         return None if module is None else self._vector(module.weight)
