@@ -314,11 +314,18 @@ def row(
         "method": method,
         "temperature": temperature,
         "drafter": Path(content["drafter"]).name,
+        "trained_tokens": trained_tokens(content["drafter"]),
         "rule": content["rule"],
         "suites": suites,
         "mean": round(sum(means) / len(means), 4),
         "speed": dict(speed),
     }
+
+
+def trained_tokens(drafter: str) -> int | None:
+    """How many tokens a drafter has learnt from, as its training says; None: it does not learn."""
+    run = Path(drafter.rpartition(":")[2]) / "run.json"
+    return int(read_json(run, "run")["results"]["tokens"]) if run.exists() else None
 
 
 def refused(decoded: Decoded) -> list[float]:
@@ -337,9 +344,9 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
     """Tokens per step by suite, and outside of loops; the share of tokens in loops; speeds."""
     heads = " | ".join(suites)
     lines = [
-        f"| T | method | {heads} | mean | outside of loops | tokens in loops | refused, by depth "
-        "| speed of chains |",
-        "|---:|---|" + "---:|" * (len(suites) + 5),
+        f"| T | method | trained on | {heads} | mean | outside of loops | tokens in loops "
+        "| refused, by depth | speed of chains |",
+        "|---:|---|" + "---:|" * (len(suites) + 6),
     ]
     for one in sorted(rows, key=lambda row: row["temperature"]):
         found = [one["suites"][suite] for suite in suites]
@@ -352,8 +359,10 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
         ]
         timed = [one["speed"][suite]["speedup"] for suite in suites if suite in one["speed"]]
         speed = f"{sum(timed) / len(timed):.2f}" if timed else ""
+        learnt = one["trained_tokens"]
+        trained = "" if learnt is None else f"{learnt / 1e6:.1f} M"
         lines.append(
-            f"| {one['temperature']:g} | {one['method']} | {cells} | {one['mean']:.2f} "
+            f"| {one['temperature']:g} | {one['method']} | {trained} | {cells} | {one['mean']:.2f} "
             f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} "
             f"| {speed} |"
         )

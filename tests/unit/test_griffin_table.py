@@ -70,9 +70,14 @@ def griffin_counts(griffin: ModuleType, tokens: int, steps: int) -> object:
     return StepCounts(tokens=tokens, steps=steps, accepted=tokens - steps, offered=steps)
 
 
-def test_a_row_divides_sums_and_counts_refusals_by_depth(griffin: ModuleType) -> None:
+def test_a_row_divides_sums_and_counts_refusals_by_depth(
+    griffin: ModuleType, tmp_path: Path
+) -> None:
     suites = {"A": cell(griffin, (6, 4), (3, 2)), "B": cell(griffin, (9, 3), (2, 1))}
-    content = {"drafter": "x/hass-1e-3", "rule": "auto", "suites": suites}
+    folder = tmp_path / "hass-1e-3"
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"results": {"tokens": 12_812_288}}))
+    content = {"drafter": f"hass:{folder}", "rule": "auto", "suites": suites}
     speed = {"A": {"speedup": 1.2, "ci95": None}, "B": {"speedup": 1.4, "ci95": [1.3, 1.5]}}
     row = griffin.row("HASS", 0.0, content, speed)
     assert row["suites"]["A"]["tau"] == 2.0
@@ -82,8 +87,12 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(griffin: ModuleType) ->
     assert row["suites"]["A"]["refused"] == [0.4, 0.6667]  # 6 of 10, then 1 of 3 were accepted
     assert row["suites"]["A"]["ci95"] == [2.0, 2.0]  # both prompts have the same ratio
     text = griffin.table([row], ["A", "B"])
-    assert "| 0 | HASS | 2.00 (2.00 to 2.00) | 4.00 (3.00 to 4.50) | 3.00 | 3.00 | 28% |" in text
+    assert (
+        "| 0 | HASS | 12.8 M | 2.00 (2.00 to 2.00) | 4.00 (3.00 to 4.50) | 3.00 | 3.00 | 28% |"
+        in text
+    )
     assert text.endswith("| 1.30 |\n")
+    assert griffin.trained_tokens("suffix") is None
 
 
 def test_speeds_are_those_of_the_methods_own_drafter(griffin: ModuleType, tmp_path: Path) -> None:
