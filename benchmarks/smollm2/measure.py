@@ -79,12 +79,15 @@ def table(summaries: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def recorded(summaries: Mapping[str, Mapping[str, Any]], weights: str) -> list[dict[str, Any]]:
-    """What the table says, for a record: one row for each drafter, temperature and suite."""
+def recorded(
+    summaries: Mapping[str, Mapping[str, Any]], weights: str, drafter_options: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What the table says, for a record: one row for each drafter (with the options that it was
+    given), temperature and suite."""
     return [
         {
             "weights": weights,
-            "drafter": "+".join(map(short, row["name"].split("+"))),
+            "drafter": " ".join(["+".join(map(short, row["name"].split("+"))), *drafter_options]),
             "suite": suite,
             **{name: row[name] for name in RECORDED},
         }
@@ -165,7 +168,9 @@ def main() -> None:
     print(text)
     if options.record is not None:
         machine = next(iter(summaries.values()))["machine"]
-        add_to(options.record, recorded(summaries, options.weights), machine)
+        add_to(
+            options.record, recorded(summaries, options.weights, options.drafter_option), machine
+        )
 
 
 if __name__ == "__main__":
