@@ -186,6 +186,26 @@ def test_a_rejection_accepts_p_over_q_and_draws_from_what_is_left(
     assert_inverts([one[1] for one in found if one is not None], numbers, left / left.sum())
 
 
+@pytest.mark.parametrize(
+    ("ids", "q"),
+    [
+        ([1, 3, 0, 0, 0], [0.4, 0.6, 0.0, 0.0, 0.0]),  # filled up behind, as `Law.cat` does
+        ([0, 0, 1, 3, 4], [0.0, 0.5, 0.1, 0.1, 0.3]),  # filled up, then sorted, as a nucleus is
+        ([4, 0, 3, 1, 2], [0.5, 0.1, 0.3, 0.05, 0.05]),
+    ],
+)
+def test_a_rejection_reads_q_in_whatever_order_a_law_keeps_it(
+    draws: LogitDraws, ids: list[int], q: list[float]
+) -> None:
+    kept = Law(torch.tensor([q]), 6, torch.tensor([ids]))
+    dense_V = kept.probs()[0]
+    p_V = torch.tensor([0.2, 0.1, 0.3, 0.1, 0.2, 0.1])
+    for token in dense_V.nonzero()[:, 0].tolist():
+        for u in np.linspace(0, 1, 50, endpoint=False).tolist():
+            found = draws.reject(p_V.log(), 1.0, token, kept.row(0), (u, 0.37))
+            assert found == draws.reject(p_V.log(), 1.0, token, (dense_V, None), (u, 0.37))
+
+
 def test_where_nothing_is_left_the_law_stays(draws: LogitDraws) -> None:
     """p = q: a rejection has probability 0, up to rounding."""
     logits_V = torch.zeros(4)

@@ -42,7 +42,7 @@ class DrawsFromLogits(Protocol):
         u: tuple[float, float],
     ) -> tuple[bool, int] | None:
         """(True, token): it stays, as u[0] is below p / q; (False, t): t is what u[1] draws from
-        norm(max(p - q, 0)). q: [K] probabilities of [K] ids (upwards; None: of all). None: see
+        norm(max(p - q, 0)). q: [K] probabilities of [K] ids, as a `Law` keeps them. None: see
         `draw`."""
         ...
 

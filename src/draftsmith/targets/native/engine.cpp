@@ -374,8 +374,8 @@ struct Mass {
     }
   }
 
-  // The weights' shares of their sum, less q of these places (ids: upwards; null: all), where that
-  // leaves something; else as they were.
+  // The weights' shares of their sum, less q of these places (null: all), where that leaves
+  // something; else as they were.
   void take_away(const float* q, const int64_t* ids, int count) {
     const float by = (float)(1 / total);
     kept = weight;
@@ -1116,15 +1116,15 @@ int64_t ds_draw(const float* logits, int vocab, double temperature, double u) {
   return mass.of_scores(logits, vocab, temperature) ? mass.place(u) : -1;
 }
 
-// Rejection of one token that was drawn from q [count] (of these ids, upwards, or of all): -1: it
-// stays, where u[0] is below p / q; else the token that u[1] draws from what is left of p; -2: there
-// is no such law.
+// Rejection of one token that was drawn from q [count], of these ids or of all; laws are filled up with
+// id 0 at probability 0. -1: it stays, where u[0] is below p / q; else the token that u[1] draws from
+// what is left of p; -2: there is no such law.
 int64_t ds_reject(const float* logits, int vocab, double temperature, int64_t token, const float* q,
                   const int64_t* ids, int count, const double* u) {
   thread_local Mass mass;
   if (!mass.of_scores(logits, vocab, temperature)) return -2;
-  const int64_t at = ids ? std::lower_bound(ids, ids + count, token) - ids : token;
-  const float own = at < count && (!ids || ids[at] == token) ? q[at] : 0.0f;
+  float own = ids ? 0.0f : q[token];
+  for (int i = 0; ids && i < count; ++i) own += ids[i] == token ? q[i] : 0.0f;
   if (u[0] < (float)(mass.weight[token] / mass.total) / own) return -1;
   mass.take_away(q, ids, count);
   return mass.place(u[1]);
