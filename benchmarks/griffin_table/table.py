@@ -54,7 +54,13 @@ from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.intervals import bootstrap_ratio
-from draftsmith.provenance import machine_summary, read_json, write_json_atomic, write_text_atomic
+from draftsmith.provenance import (
+    machine_summary,
+    portable_text,
+    read_json,
+    write_json_atomic,
+    write_text_atomic,
+)
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
 from smollm2.train import keep_options
@@ -223,6 +229,8 @@ class Table:
         options = self.options
         named = {self.drafters[name] for name, _ in self.cells if METHODS[name].drafts_chains}
         for suite, (file, _) in SUITES.items():
+            if (self.speed(suite) / "summary.json").exists():  # remove OUT/speed to time anew
+                continue
             words = [sys.executable, "-m", "draftsmith", "bench", "--target", options.target]
             words += [
                 "--suite",
@@ -240,12 +248,12 @@ class Table:
 
     def speeds(self, method: str, temperature: float) -> dict[str, dict[str, Any]]:
         """What the clock said of a method's drafter, by suite; nothing of one not timed."""
-        found = {}
+        found, drafter = {}, portable_text(self.drafters[method])
         for suite in SUITES if METHODS[method].drafts_chains else ():
             path = self.speed(suite) / "summary.json"
             known = read_json(path, "report")["drafters"] if path.exists() else []
             for one in known:
-                if (one["name"], one["temperature"]) == (self.drafters[method], temperature):
+                if (one["name"], one["temperature"]) == (drafter, temperature):
                     found[suite] = {"speedup": one["speedup"], "ci95": one["speedup_ci95"]}
         return found
 

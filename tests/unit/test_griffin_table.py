@@ -116,6 +116,10 @@ def test_speeds_are_those_of_the_methods_own_drafter(griffin: ModuleType, tmp_pa
     file.write_text(json.dumps({"drafters": rows}))
     assert work.speeds("suffix", 0.0) == {"GSM8K": {"speedup": 1.5, "ci95": None}}
     assert work.speeds("PLD", 0.0)["GSM8K"]["speedup"] == 1.3
+    work.drafters["HASS"] = "hass:/somewhere/hass-1e-3"  # a report has no folders above it
+    rows.append({**rows[0], "name": "hass:.../hass-1e-3", "speedup": 1.2})
+    file.write_text(json.dumps({"drafters": rows}))
+    assert work.speeds("HASS", 0.0)["GSM8K"]["speedup"] == 1.2
     assert work.speeds("PLD", 1.0) == work.speeds("Lookahead", 0.0) == {}
 
 
