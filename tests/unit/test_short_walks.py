@@ -162,6 +162,20 @@ def test_a_draw_inverts_the_law(draws: LogitDraws, size: int, temperature: float
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_a_draw_at_either_end_is_of_no_forbidden_token(draws: LogitDraws, size: int) -> None:
+    logits_V = torch.zeros(size)
+    logits_V[0] = logits_V[-1] = -torch.inf
+    assert draws.draw(logits_V, 1.0, 0.0) == 1
+    assert draws.draw(logits_V, 1.0, 1 - 2**-52) == size - 2
+
+
+@pytest.mark.parametrize("size", [4, 512])
+def test_a_number_on_an_edge_draws_the_token_behind_it(draws: LogitDraws, size: int) -> None:
+    """Of equal weights, whose sums are exact: between two tokens, and between two blocks."""
+    assert draws.draw(torch.zeros(size), 1.0, 0.5) == size // 2
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_rejection_accepts_p_over_q_and_draws_from_what_is_left(
     draws: LogitDraws, size: int, cut: bool
