@@ -246,6 +246,12 @@ class Table:
     def speed(self, suite: str) -> Path:
         return self.out / "speed" / suite
 
+    def timed_prompts(self) -> int | None:
+        """Of each suite, by the reports of bench; None: there is none."""
+        paths = [self.speed(suite) / "summary.json" for suite in SUITES]
+        counts = {read_json(path, "report")["prompts"] for path in paths if path.exists()}
+        return min(counts, default=None)
+
     def speeds(self, method: str, temperature: float) -> dict[str, dict[str, Any]]:
         """What the clock said of a method's drafter, by suite; nothing of one not timed."""
         found, drafter = {}, portable_text(self.drafters[method])
@@ -273,7 +279,7 @@ class Table:
             "target": self.options.target,
             "max_new_tokens": self.options.max_new_tokens,
             "prompts": sizes,
-            "timed_prompts": self.options.clock,
+            "timed_prompts": self.timed_prompts(),
             "machine": machine_summary(),
             "rows": rows,
         }
@@ -366,7 +372,7 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
             for depth in range(min(5, *(len(cell["refused"]) for cell in found)))
         ]
         timed = [one["speed"][suite]["speedup"] for suite in suites if suite in one["speed"]]
-        speed = f"{sum(timed) / len(timed):.2f}" if timed else ""
+        speed = f"{sum(timed) / len(timed):.2f}" if len(timed) == len(suites) else ""
         learnt = one["trained_tokens"]
         trained = "" if learnt is None else f"{learnt / 1e6:.1f} M"
         lines.append(

@@ -25,10 +25,11 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -64,6 +65,10 @@ _log = logging.getLogger(__name__)
 MAX_WIDTHS = 10
 """More different widths than this are thinned out; the rest is interpolated."""
 _PATIENCE = 50
+SETTLED_AFTER = 0.012
+"""Seconds of work of one kind behind which it is timed; what lasts longer is done once before."""
+SETTLING = 6
+"""No more of a kind come first, however short they are."""
 ROUNDS = 9
 """Rounds in which the costs of chains are measured."""
 _PROBED = 64
@@ -145,6 +150,21 @@ def thin_out(widths: Sequence[int], most: int = MAX_WIDTHS) -> tuple[int, ...]:
     return tuple(ordered[i] for i in places)
 
 
+T = TypeVar("T")
+
+
+def settled(take: Callable[[], T]) -> T:
+    """What is taken behind others of its own kind, as in a run: behind something else, or a pause,
+    a processor needs some milliseconds to be as fast as it gets (its caches, its clock)."""
+    begin = time.perf_counter()
+    take()
+    for _ in range(SETTLING - 1):
+        if time.perf_counter() - begin > SETTLED_AFTER:
+            break
+        take()
+    return take()
+
+
 class ForwardProbe:
     """Times forwards of any width behind a fixed context; the cache is as before after each."""
 
@@ -219,11 +239,10 @@ class StepProbe:
     def step(self) -> Cost:
         """Take one whole step behind a prompt; return its width and the drafter's seconds.
 
-        It follows a step of its own kind, as in a run: what others left in the processor's caches
-        is gone by then. Where texts are so short that no step is whole, any step has to do.
+        It follows steps of its own kind, see `settled`. Where texts are so short that no step is
+        whole, any step has to do.
         """
-        self._step()
-        return self._step()
+        return settled(self._step)
 
     def _step(self) -> Cost:
         for attempt in itertools.count():
@@ -336,9 +355,8 @@ class CostMeter:
         )
 
     def _forward_seconds(self, width: int) -> float:
-        """Time a forward behind one of its own width, as in a run: see `StepProbe.step`."""
-        self._forward.seconds(width)
-        return self._forward.seconds(width)
+        """Time a forward behind others of its own width, see `settled`."""
+        return settled(partial(self._forward.seconds, width))
 
 
 _Round = tuple[list[float], list[Cost | None]]
@@ -580,6 +598,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
     """Return the file for the arm's chain or tree, by depth."""
     key = jsonable(
         {
+            "measured": "settled",  # costs that were measured otherwise are not taken
             "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
             "versions": versions(),
             "target": _model_facts(target),

@@ -81,7 +81,8 @@ class FilledTree:
             depth = 1 if above == ROOT else self._depths[above] + 1
             if depth > self.depth:
                 continue
-            worth[node] = worth[parent] * min(probs[node], 1.0)
+            prob = min(probs[node], 1.0) if probs[node] == probs[node] else 0.0  # NaN: says nothing
+            worth[node] = worth[parent] * prob
             place = self._places.setdefault((above, token), len(self.tokens))
             places[node] = place
             if place < len(self.tokens):

@@ -131,6 +131,7 @@ class LogitDraws:
         q: tuple[Tensor, Tensor | None],
         u: tuple[float, float],
     ) -> tuple[bool, int] | None:
+        assert q[1] is not None or len(q[0]) == len(logits_V)
         logits, probs, ids = logits_V.contiguous(), q[0].float().contiguous(), q[1]
         ids = None if ids is None else ids.contiguous()
         found: int = self._c.ds_reject(
