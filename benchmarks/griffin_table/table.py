@@ -247,7 +247,7 @@ class Table:
         return self.out / "speed" / suite
 
     def timed_prompts(self) -> int | None:
-        """Of each suite, by the reports of bench; None: there is none."""
+        """How many of each suite, by the reports of bench; None: there is none."""
         paths = [self.speed(suite) / "summary.json" for suite in SUITES]
         counts = {read_json(path, "report")["prompts"] for path in paths if path.exists()}
         return min(counts, default=None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftsmith.bench import costs as bench_costs
 from draftsmith.bench.costs import (
     Cost,
     CostMeter,
@@ -107,6 +108,21 @@ def test_a_step_probe_never_tells_of_drafts_that_were_cut(
     assert fed == {rows}
 
 
+def test_what_is_timed_comes_behind_others_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that a processor has settled, and no more than one of what lasts long."""
+    clock = iter(range(100))
+    taken: list[str] = []
+    monkeypatch.setattr(bench_costs.time, "perf_counter", lambda: 0.003 * next(clock))
+    bench_costs.settle(lambda: taken.append("short"))
+    assert len(taken) == 5  # of 3 ms each: the fifth ends behind 12
+    monkeypatch.setattr(bench_costs.time, "perf_counter", lambda: 0.02 * next(clock))
+    bench_costs.settle(lambda: taken.append("long"))
+    assert taken[5:] == ["long"]
+    monkeypatch.setattr(bench_costs.time, "perf_counter", lambda: 0.0)
+    bench_costs.settle(lambda: taken.append("tiny"))
+    assert len(taken[6:]) == bench_costs.SETTLING
+
+
 def test_a_context_cuts_drafts_as_the_end_of_a_text_does() -> None:
     target = tiny_target(64, max_length=48)
     drafter = Independent(Independent.Config(), model=tiny_target(64, seed=3))
@@ -177,7 +193,8 @@ def test_a_table_of_the_latest_rounds_forgets_the_earlier_ones(
         DecodeOptions(max_new_tokens=16),
         [1, 4],
     )
-    pace = iter([9.0, 1.0] * 2 * 3 + [9.0, 7.0] * 2 * 3)  # the first of a width is not counted
+    monkeypatch.setattr(bench_costs, "SETTLING", 1)  # the first of a width is not counted
+    pace = iter([9.0, 1.0] * 2 * 3 + [9.0, 7.0] * 2 * 3)
     monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: width * next(pace))
     meter.measure(3)
     assert meter.table(latest=3).target_seconds(4) == 4.0

@@ -171,7 +171,7 @@ def test_a_draw_at_either_end_is_of_no_forbidden_token(draws: LogitDraws, size: 
 
 @pytest.mark.parametrize("size", [4, 512])
 def test_a_number_on_an_edge_draws_the_token_behind_it(draws: LogitDraws, size: int) -> None:
-    """Of equal weights, whose sums are exact: between two tokens, and between two blocks."""
+    """Weights are equal, so their sums are exact: between two tokens, and between two blocks."""
     assert draws.draw(torch.zeros(size), 1.0, 0.5) == size // 2
 
 

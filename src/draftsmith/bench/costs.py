@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 MAX_WIDTHS = 10
 """More different widths than this are thinned out; the rest is interpolated."""
-_PATIENCE = 50
+_PATIENCE = 200
 SETTLED_AFTER = 0.012
 """Seconds of work of one kind behind which it is timed; what lasts longer is done once before."""
 SETTLING = 6
@@ -150,19 +150,14 @@ def thin_out(widths: Sequence[int], most: int = MAX_WIDTHS) -> tuple[int, ...]:
     return tuple(ordered[i] for i in places)
 
 
-T = TypeVar("T")
-
-
-def settled(take: Callable[[], T]) -> T:
-    """What is taken behind others of its own kind, as in a run: behind something else, or a pause,
-    a processor needs some milliseconds to be as fast as it gets (its caches, its clock)."""
+def settle(take: Callable[[], object]) -> None:
+    """Take some of a kind before one is timed, as in a run: behind something else, or a pause, a
+    processor needs some milliseconds to be as fast as it gets (its caches, its clock)."""
     begin = time.perf_counter()
-    take()
-    for _ in range(SETTLING - 1):
+    for _ in range(SETTLING):
+        take()
         if time.perf_counter() - begin > SETTLED_AFTER:
             break
-        take()
-    return take()
 
 
 class ForwardProbe:
@@ -239,10 +234,11 @@ class StepProbe:
     def step(self) -> Cost:
         """Take one whole step behind a prompt; return its width and the drafter's seconds.
 
-        It follows steps of its own kind, see `settled`. Where texts are so short that no step is
+        It follows steps of the same drafter, see `settle`. Where texts are so short that no step is
         whole, any step has to do.
         """
-        return settled(self._step)
+        settle(partial(next, self._steps))
+        return self._step()
 
     def _step(self) -> Cost:
         for attempt in itertools.count():
@@ -355,8 +351,9 @@ class CostMeter:
         )
 
     def _forward_seconds(self, width: int) -> float:
-        """Time a forward behind others of its own width, see `settled`."""
-        return settled(partial(self._forward.seconds, width))
+        """Time a forward behind others of its own width, see `settle`."""
+        settle(partial(self._forward.seconds, width))
+        return self._forward.seconds(width)
 
 
 _Round = tuple[list[float], list[Cost | None]]
