@@ -80,7 +80,7 @@ def test_greedy_text_of_many_prompts_is_plain_text(
     drafter = case.build(tiny_target(VOCAB, seed=1, dtype=torch.float32))
     drafter.bind(target)
     # half of the predictions are right for a while, the others are another prompt's
-    predictions = [plain[i if i % 2 else i - 1] for i in mine]
+    predictions = [plain[i if place % 2 else i - 1] for place, i in enumerate(mine)]
     made = generate(
         target,
         drafter,
