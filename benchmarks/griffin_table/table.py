@@ -241,7 +241,8 @@ class Table:
             words += ["--limit", str(options.clock), "--drafter", ",".join(sorted(named))]
             words += ["--temperature", "0,1", "--max-new-tokens", str(options.max_new_tokens)]
             words += ["--draft-length", "auto", "--no-hf-baseline"]
-            subprocess.run(words, check=True)
+            if subprocess.run(words).returncode:
+                sys.exit(f"timing {suite} failed; the same command again goes on")
 
     def speed(self, suite: str) -> Path:
         return self.out / "speed" / suite

@@ -356,7 +356,8 @@ def test_a_token_that_there_is_not_is_refused() -> None:
 
 
 def test_no_text_holds_the_number_of_the_unknown_token() -> None:
-    """It is one behind the last token that there is, which is refused as any other."""
+    """The engine reads the number V as the unknown token. A text that holds it is refused, like one
+    that holds any other number beyond the vocabulary."""
     reader = reader_of(made(target_of(), "P-EAGLE"), in_engine=True)
     reader._state.known[0][-1] = V
     with torch.inference_mode(), pytest.raises(InputError, match="to 96, and this model knows"):

@@ -28,6 +28,7 @@ from draftsmith.targets.gguf import INDEX, StoredBlocks, blocks_index, gguf_file
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native import bindings as native
 from draftsmith.targets.native import engine, weights
+from draftsmith.targets.native.bindings import library
 from draftsmith.targets.native.engine import why_not
 from draftsmith.targets.native.weights import (
     Blocks,
@@ -102,13 +103,13 @@ def test_products_are_those_of_the_twin_for_every_number_of_tokens(form: str, ro
     weight = torch.randn(rows, 96, generator=draw)
     bias = torch.randn(rows, generator=draw)
     x = torch.randn(65, 96, generator=draw).numpy()
-    packed = pack(native.library(), weight, form, bias)
-    together = multiply(native.library(), packed, x)
+    packed = pack(library(), weight, form, bias)
+    together = multiply(library(), packed, x)
     expected = twin(weight, form, x) + bias.double().numpy()
     assert np.abs(together - expected).max() < 2e-5 * np.abs(expected).max()
     for width in range(1, 65):
         for first in (0, 1, 65 - width):
-            some = multiply(native.library(), packed, x[first : first + width])
+            some = multiply(library(), packed, x[first : first + width])
             assert (some == together[first : first + width]).all(), (width, first)
 
 
@@ -118,14 +119,14 @@ def test_integer_products_are_exact_at_the_ends_of_their_range(form: str) -> Non
     signs = np.where(np.arange(512) % 3 == 0, -1, 1)
     for own, given in ((signs, signs), (signs, np.ones(512)), (np.ones(512), np.ones(512))):
         weight = torch.from_numpy(127.0 * own).float().repeat(16, 1)
-        packed = pack(native.library(), weight, form)
-        out = multiply(native.library(), packed, 127.0 * given[None])
+        packed = pack(library(), weight, form)
+        out = multiply(library(), packed, 127.0 * given[None])
         assert (out == 127 * 127 * (own * given).sum()).all()
 
 
 def test_an_engine_whose_products_are_cut_off_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert products_are_exact(native.library())
-    monkeypatch.setattr(weights, "products_are_exact", lambda library: False)
+    assert products_are_exact(library())
+    monkeypatch.setattr(weights, "products_are_exact", lambda lib: False)
     target = target_of(CONFIGS["llama"])
     assert target.engine == "transformers"
     assert target.not_compiled is not None and "not exact" in target.not_compiled
@@ -137,7 +138,7 @@ def test_blocks_of_a_file_are_taken_as_they_are() -> None:
     scale = torch.rand(20, 2, generator=draw).half()
     blocks = Blocks(numbers_RK=numbers, scale_RG=scale, least_RG=-8 * scale)
     x = torch.randn(3, 64, generator=draw).numpy()
-    out = multiply(native.library(), pack_blocks(native.library(), blocks), x)
+    out = multiply(library(), pack_blocks(library(), blocks), x)
     expected = rounded(x, 32) @ blocks.whole().double().numpy().T
     assert np.abs(out - expected).max() < 1e-5 * np.abs(expected).max()
 
@@ -328,7 +329,7 @@ def test_a_machine_without_a_compiler_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    native.library.cache_clear()
+    library.cache_clear()
     try:
         target = target_of(CONFIGS["llama"])
         assert target.not_compiled is not None and "no C++ compiler" in target.not_compiled
@@ -336,7 +337,7 @@ def test_a_machine_without_a_compiler_says_so(
         with pytest.raises(UnsupportedModel, match="no C\\+\\+ compiler"):
             target_of(CONFIGS["llama"], "int8")
     finally:
-        native.library.cache_clear()
+        library.cache_clear()
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -345,12 +346,12 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native.library.cache_clear()
+    library.cache_clear()
     try:
         with pytest.raises(native.NotBuilt, match="cannot do that"):
-            native.library()
+            library()
     finally:
-        native.library.cache_clear()
+        library.cache_clear()
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -363,12 +364,12 @@ def test_a_compiler_that_makes_nothing_is_named(
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native.library.cache_clear()
+    library.cache_clear()
     try:
         with pytest.raises(native.NotBuilt, match=str(broken)):
-            native.library()
+            library()
     finally:
-        native.library.cache_clear()
+        library.cache_clear()
 
 
 def test_a_damaged_build_is_made_again_and_never_loaded(
@@ -391,10 +392,10 @@ def test_a_damaged_build_is_made_again_and_never_loaded(
                 (file,) = (tmp_path / "cache").rglob("engine.so")
                 file.unlink()  # the one that is loaded stays as it is
                 file.write_bytes(content)
-            native.library.cache_clear()
-            assert native.library().instructions
+            library.cache_clear()
+            assert library().instructions
     finally:
-        native.library.cache_clear()
+        library.cache_clear()
     assert len(built) == 3, "at first, and twice for what was damaged"
 
 
@@ -416,8 +417,8 @@ def test_a_model_that_does_not_fit_into_memory_twice_is_not_packed(
 
 
 def test_small_arrays_share_pages() -> None:
-    library = native.library()
-    some = [Memory(library, torch.full((n,), float(n))) for n in (3, 100, 1)]
+    lib = library()
+    some = [Memory(lib, torch.full((n,), float(n))) for n in (3, 100, 1)]
     starts = [one.at for one in some]
     assert all(at % 64 == 0 for at in starts)
     assert starts == sorted(starts) and starts[-1] - starts[0] <= 1024

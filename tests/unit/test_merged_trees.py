@@ -268,8 +268,8 @@ class TakenUp(Cascade):
 
 
 def test_a_draft_models_cache_stays_that_of_its_text() -> None:
-    """Whatever the very target drafts is accepted whole, unless its cache holds what another
-    drafter's node stood for. (Its own tree is no deeper than 3, so that there is room for all.)"""
+    """The draft model is the target itself: all that it drafts is accepted, unless its cache holds
+    the keys of another drafter's node. It drafts no deeper than 3, so the tree has room for all."""
     model, second = target(), Asked(3, length=3)
     cascade = TakenUp([PredictionDrafter(), second])
     cascade.more = []

@@ -16,7 +16,7 @@ from draftsmith.core.short_walks import short_walk, walk_highest
 from draftsmith.core.types import PADDING, DraftTree, Proposal, Verdict
 from draftsmith.core.verify import Match, Rejection, Rule, TreeLaws, verify
 from draftsmith.errors import BackendError
-from draftsmith.targets.native import bindings
+from draftsmith.targets.native.bindings import compiler, library
 from draftsmith.targets.native.engine import LogitDraws
 
 RULES = pytest.mark.parametrize("rule", [Match(), Rejection()], ids=lambda rule: rule.name)
@@ -26,9 +26,9 @@ SIZES = [6, 100, 256, 1000]
 
 @pytest.fixture(scope="module")
 def draws() -> LogitDraws:
-    if bindings.compiler() is None:
+    if compiler() is None:
         pytest.skip("no C++ compiler")
-    return LogitDraws(bindings.library())
+    return LogitDraws(library())
 
 
 def laws_of(tree: DraftTree, logits_BNV: Tensor, sampler: Sampler) -> TreeLaws:

@@ -65,6 +65,7 @@ _log = logging.getLogger(__name__)
 MAX_WIDTHS = 10
 """More different widths than this are thinned out; the rest is interpolated."""
 _PATIENCE = 200
+"""Steps that are looked at for a whole one; of texts with little room many are cut short."""
 SETTLED_AFTER = 0.012
 """Seconds of work of one kind behind which it is timed; what lasts longer is done once before."""
 SETTLING = 6
@@ -595,7 +596,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
     """Return the file for the arm's chain or tree, by depth."""
     key = jsonable(
         {
-            "measured": "settled",  # costs that were measured otherwise are not taken
+            "timed": "settled",  # see `settle`: costs that were timed otherwise are not taken
             "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
             "versions": versions(),
             "target": _model_facts(target),

@@ -74,8 +74,7 @@ def short_walk(
         return None
     if type(rule) is Match:
         return walk_drawn(tree, logits_BNV, sampler.temperature, noise, draws)
-    drawn = tree.proposal is not Proposal.OPAQUE and tree.q is not None
-    if drawn and _is_chains(tree):
+    if tree.proposal is not Proposal.OPAQUE and _is_chains(tree):
         return walk_rejecting(tree, logits_BNV, sampler.temperature, noise, draws)
     return None
 

@@ -8,6 +8,7 @@ token and feature side by side, a vocabulary and a head of their own.
 
 from __future__ import annotations
 
+import abc
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ class FusedNetwork(Network):
         self.lm_head = nn.Linear(hidden, size, bias=False)
         self.register_buffer("d2t", torch.zeros(size, dtype=torch.long))
 
+    @abc.abstractmethod
     def _add_layers(self, config: LlamaConfig) -> None:
         """Make the layers."""
-        raise NotImplementedError
 
     @property
     def target_ids(self) -> Tensor:
