@@ -107,6 +107,7 @@ METHODS = {
     "FSPAD": Method(drafter="fspad:{fspad}", shape=DYNAMIC),
     "HASS": Method(drafter="hass:{hass}", shape=DYNAMIC),
     "GRIFFIN": Method(drafter="griffin:{griffin}", shape=DYNAMIC),
+    "unrolled (ours)": Method(drafter="unrolled:{unrolled}", shape=DYNAMIC),
     "P-EAGLE": Method(drafter="p_eagle:{p_eagle}", shape=DYNAMIC),
     "parallel": Method(drafter="parallel:{parallel}", shape=DYNAMIC),
 }
@@ -290,7 +291,10 @@ class Table:
         print(text)
 
 
-KINDS = ("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin", "p_eagle", "parallel")
+KINDS = (
+    *("sps", "medusa", "eagle", "eagle3", "fspad", "hass", "griffin", "unrolled"),
+    *("p_eagle", "parallel"),
+)
 PLAIN = str.maketrans({" ": "-", "(": "", ")": ""})
 CHOOSING = ("tokens_per_step", "tokens_per_step_t1", "acceptance")
 """Held-out figures of a training; it has the last, or the others."""

@@ -57,6 +57,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "p_eagle": ("--laws", "teacher"),
     "parallel": (),
     "sps": (),
+    "unrolled": WEIGHTS,
 }
 """What each kind is trained with, beside what all are."""
 DEPTHS = range(1, 6)
@@ -196,7 +197,7 @@ class Work:
             words += ["--batch-size", str(options.batch_size)]
             words += ["--max-new-tokens", str(options.max_new_tokens)]
             if options.device != "cpu":  # there the engine reads the file's own format
-                words += ["--dtype", "bfloat16"]
+                words += ["--dtype", "bfloat16", "--no-compile"]  # few forwards are alike
             if not (store / "run.json").exists():
                 commands[f"collect-{process}"] = words
         self.at_once("collect", commands)
@@ -216,6 +217,7 @@ class Work:
             words += ["--schedule", "stable", "--decay-share", "0.35"]
             words += ["--min-learning-rate", "1e-5", "--hold-out", str(options.hold_out)]
             words += ["--eval-every", "100000"]  # at the end only
+            words += ["--seed", str(options.seed)]
             if not (folder / "run.json").exists():
                 commands[folder.name] = words
         self.at_once("distill", commands)
@@ -343,7 +345,7 @@ def main() -> None:
     parser.add_argument("--rates", default="1e-3,2e-3", help="learning rates")
     parser.add_argument("--steps", type=int, default=782)
     parser.add_argument("--batch-tokens", type=int, default=16_384)
-    parser.add_argument("--seed", type=int, default=0, help="another has other prompts and texts")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts, texts, first weights")
     parser.add_argument("--stores", type=Path, help="OUT of the run whose stores are learnt from")
     parser.add_argument("--hold-out", type=float, default=0.005, help="share of the prompts")
     options = parser.parse_args()

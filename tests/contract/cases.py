@@ -28,6 +28,7 @@ from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.drafters.suffix import Suffix
+from draftsmith.drafters.unrolled import Unrolled
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
 
@@ -260,6 +261,9 @@ CASES = (
     _features("fspad", Fspad, DYNAMIC),
     _features("griffin", Griffin, DYNAMIC),
     _features("griffin", Griffin, TREE, proposal="greedy", other_shape=True),
+    _features("unrolled", Unrolled, DYNAMIC),
+    _features("unrolled", Unrolled, CHAIN, proposal="sampled", fusion="plain"),
+    _features("unrolled", Unrolled, PATHS, proposal="without_replacement"),
     Case(
         kind="medusa",
         label="medusa",

@@ -21,7 +21,7 @@ from tests.draft_paths import Path, paths_of
 
 from .following import Following
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel", "unrolled")
 OPTIONS = {"parallel": ["seed=1"]}
 """First weights of which the target accepts drafts."""
 FEW = 12

@@ -30,6 +30,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.p_eagle import PEagle
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
+from draftsmith.drafters.unrolled import Unrolled
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets import base
@@ -51,6 +52,8 @@ KINDS = {
     "eagle, 40 tokens": (Eagle, {"draft_vocab": 40}),
     "griffin, 40 tokens": (Griffin, {"draft_vocab": 40}),
     "eagle3": (Eagle3, {}),
+    "unrolled": (Unrolled, {}),
+    "unrolled, plain fusion": (Unrolled, {"fusion": "plain"}),
     "eagle3, 40 tokens": (Eagle3, {"draft_vocab": 40}),
 }
 

@@ -32,6 +32,7 @@ from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.p_eagle import PEagle
 from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import Chain, ChildSelection, Reader, grow
+from draftsmith.drafters.unrolled import Unrolled
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native.bindings import compiler
 from draftsmith.targets.toy import tiny_target
@@ -47,6 +48,7 @@ NETWORKS: dict[str, type[Any]] = {
     "p_eagle": PEagle,
     "parallel": Parallel,
     "medusa": Medusa,
+    "unrolled": Unrolled,
 }
 READERS = ("hass", "parallel", "medusa", "subset", "mixed subset")
 """A drafter of each way to logits."""

@@ -148,7 +148,10 @@ TINY = tiny_target(64)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of trained drafters, named by their kind."""
     folder = tmp_path_factory.mktemp("trained")
-    for kind in ("eagle", "eagle3", "hass", "fspad", "griffin", "medusa", "p_eagle", "parallel"):
+    for kind in (
+        *("eagle", "eagle3", "hass", "fspad", "griffin", "medusa", "p_eagle", "parallel"),
+        "unrolled",
+    ):
         drafter = drafter_class(kind)()
         drafter.bind(TINY)
         drafter.save(folder / kind, kind=kind)
@@ -186,7 +189,9 @@ def test_a_block_that_was_not_trained_is_not_advised(kind: str, length: int, tra
     ("kind", "option"),
     [
         *[(kind, "noise=0.1") for kind in ("eagle", "eagle3", "hass", "fspad", "griffin")],
-        *[(kind, "num-forwards=2") for kind in ("eagle3", "hass", "griffin")],
+        ("unrolled", "noise=0.1"),
+        ("unrolled", "fusion=plain"),
+        *[(kind, "num-forwards=2") for kind in ("eagle3", "hass", "griffin", "unrolled")],
         ("eagle", "seed=0"),
         ("eagle3", "decay=0.5"),
         ("griffin", "mask_top=5"),

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from draftsmith.commands.distill import DistillOptions
 from draftsmith.distill.students import NetworkStudent
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel", "unrolled")
 EVERYWHERE = ("eagle3", "griffin", "medusa")
 """One kind of each group: layers in the middle, autoregressive over the last one, heads."""
 ELSEWHERE = {"llama": ("eagle",), "mixtral": ("hass",), "qwen2": ("fspad",)}

@@ -19,7 +19,7 @@ from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
-KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel")
+KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel", "unrolled")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,9 @@ RELEASED = {
     "eagle": LAYER | {"fc.weight", "fc.bias"},
     "hass": LAYER | {"fc.weight", "fc.bias"},
     "fspad": LAYER
+    | weights_of("fc.{fc,post_attention_layernorm}", "fc.mlp.{gate,up,down}_proj")
+    | {"fc.fc.bias"},
+    "unrolled": LAYER
     | weights_of("fc.{fc,post_attention_layernorm}", "fc.mlp.{gate,up,down}_proj")
     | {"fc.fc.bias"},
     "griffin": LAYER

@@ -384,6 +384,7 @@ def test_a_missing_model_is_a_backend_error(tmp_path: Path) -> None:
         "medusa",
         "p_eagle",
         "parallel",
+        "unrolled",
         "independent:x",
     ],
 )

@@ -19,7 +19,8 @@ TRAINING = ["--drafter", "hass", *network_words(2), "--hold-out", "0"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel"]
+    "kind",
+    ["eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel", "unrolled"],
 )
 def test_the_table_names_every_one_and_its_drafter(kind: str) -> None:
     rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]

@@ -381,8 +381,8 @@ class DistillConfig(RunConfig):
     """Folder or hub id of the target: its tokenizer, and its logprobs with --laws teacher."""
     drafter: str
     """A draft model to start from (folder or hub id), or a kind of drafter over hidden states:
-    eagle, eagle3, hass, fspad, griffin, medusa, p_eagle, parallel, or one of these with a folder,
-    KIND:FOLDER."""
+    eagle, eagle3, hass, fspad, griffin, unrolled, medusa, p_eagle, parallel, or one of these with
+    a folder, KIND:FOLDER."""
     drafter_option: Many = ()
     """An option of that drafter, as KEY=VALUE."""
     store: tuple[Path, ...] = ()
