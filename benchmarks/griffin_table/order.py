@@ -15,6 +15,7 @@ so a difference is the network's, and not that of a text or of a fault of decodi
     protocol     as published: a layer that learnt with one forward and without that term (EAGLE)
                  goes on with three forwards and with it (HASS); equally long, the controls go on as
                  they were
+    chain        FSPAD's layer goes on with three forwards in one graph (`unrolled`)
     scale        the weights of noise and states in units of the states' root mean square
 
 The same command again does what is missing.
@@ -77,7 +78,9 @@ class Setting:
         """What `distill` is given beside what all settings are."""
         options = {"noise": f"{self.noise:g}"}
         if self.kind in FORWARDS:
-            options |= {"num_forwards": str(self.forwards), "recompute": "false"}
+            options["num_forwards"] = str(self.forwards)
+        if self.kind in ("hass", "griffin"):
+            options["recompute"] = "false"
         words = ["--token-weight", "1", "--feature-weight", f"{self.feature:g}"]
         words += ["--top-weight", f"{self.top:g}"]
         for key, value in options.items():
@@ -85,7 +88,7 @@ class Setting:
         return words
 
 
-FORWARDS = ("hass", "griffin")
+FORWARDS = ("hass", "griffin", "unrolled")
 """Kinds that can be trained with several forwards. One forward of HASS is EAGLE's training."""
 TOPS = (0.0, 0.5, 1.0)
 NETWORKS = (("eagle", 1), ("fspad", 1), ("hass", 3), ("griffin", 1), ("griffin", 3))
@@ -99,6 +102,7 @@ SETTINGS = (
         Setting(shows="protocol", kind="hass", forwards=3, top=top, begun="eagle")
         for top in (0.0, 1.0)
     ),
+    Setting(shows="chain", kind="unrolled", forwards=3, begun="fspad"),
     Setting(shows="scale", kind="hass", forwards=3, noise=0.4, feature=0.15),
 )
 """The states of SmolLM2 have a root mean square of 1.9: `scale` doubles the noise and halves the

@@ -640,15 +640,39 @@ def test_the_table_of_the_real_model_is_its_record() -> None:
     assert f"those of {training['held_out_prompts']} held-out prompts" in page
 
 
-def test_the_card_of_the_real_models_layer_is_its_record() -> None:
-    path = ROOT / "benchmarks/results/smollm2-speeds.json"
+def test_the_table_of_the_second_run_is_its_record() -> None:
+    path = ROOT / "benchmarks/results/smollm2-drafters-2.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    _, lines = table("of the second run", DRAFTERS)
+    rows = sorted(
+        record["rows"], key=lambda row: -(row["tokens_per_step"] + row["tokens_per_step_t1"])
+    )
+    assert len(lines) == len(rows) == 5
+    for row, cells in zip(rows, lines.values(), strict=True):
+        assert f"{row['trained_tokens'] / 1e6:.1f} M" in cells[0]
+        right = [f"{row['accuracies'][depth]:.2f}" for depth in (0, 1, 2, 4)]
+        steps = [f"{row[name]:.2f}" for name in ("tokens_per_step", "tokens_per_step_t1")]
+        assert cells[1:] == [*right, *steps]
+    (ours,) = (row for row in rows if row["kind"] == "unrolled")
+    (hass,) = (row for row in rows if row["kind"] == "hass")
+    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    more = [ours[name] / hass[name] - 1 for name in ("tokens_per_step", "tokens_per_step_t1")]
+    assert f"gives {more[0]:.0%} (T = 0) and {more[1]:.0%} (T = 1)".replace("%", " %") in page
+    data = record["data"]
+    assert f"{data['answer_tokens'] / 1e6:.2f} million tokens ({data['trajectories']:,}" in page
+    assert f"own {record['training']['held_out_prompts']} held-out prompts" in page
+
+
+@pytest.mark.parametrize(("kind", "file"), [("hass", ""), ("unrolled", "-unrolled")])
+def test_the_card_of_the_real_models_layer_is_its_record(kind: str, file: str) -> None:
+    path = ROOT / f"benchmarks/results/smollm2-speeds{file}.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    card = ROOT / "models/smollm2/hass/README.md"
+    card = ROOT / "models/smollm2" / kind / "README.md"
     named = {
         "`suffix`": "suffix",
-        "this layer": "hass",
-        "this layer, draws": "hass proposal=sampled",
-        "`suffix`, then this layer": "suffix+hass",
+        "this layer": kind,
+        "this layer, draws": f"{kind} proposal=sampled",
+        "`suffix`, then this layer": f"suffix+{kind}",
     }
     lines = [line.split(" | ") for line in card.read_text(encoding="utf-8").splitlines()]
     seen, weights, heat = 0, "", 0.0

@@ -32,7 +32,9 @@ def test_every_setting_has_a_name_and_differs_in_one_thing(order: ModuleType) ->
     for one in order.SETTINGS:
         words = one.words()
         assert words[words.index("--top-weight") + 1] == f"{one.top:g}"
-        assert (f"num_forwards={one.forwards}" in words) == (one.kind in ("hass", "griffin"))
+        assert (f"num_forwards={one.forwards}" in words) == (
+            one.kind in ("hass", "griffin", "unrolled")
+        )
     (scaled,) = (one for one in order.SETTINGS if one.shows == "scale")
     plain = next(
         one for one in order.SETTINGS if (one.kind, one.forwards, one.top) == ("hass", 3, 0)

@@ -51,9 +51,9 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QuickstartOption
 
 
 def ship(folder: Path) -> None:
-    drafter = make_drafter("hass", [])
+    drafter = make_drafter(real.LAYER, [])
     drafter.bind(open_model(ModelConfig(target=real.REAL)))
-    drafter.save(folder, kind="hass")
+    drafter.save(folder, kind=real.LAYER)
 
 
 @pytest.mark.parametrize("shipped", [True, False])
@@ -71,7 +71,7 @@ def test_a_real_model_is_chatted_with_measured_and_learnt_from(
         lines = (folder / "records.jsonl").read_text().splitlines()
         return Counter(json.loads(line)["drafter"].partition(":")[0] for line in lines)
 
-    names = [BASELINE, "prompt_lookup", "suffix", *["hass"] * shipped]
+    names = [BASELINE, "prompt_lookup", "suffix", *[real.LAYER] * shipped]
     assert arms(options.out) == dict.fromkeys(names, 3)
     layers = [BASELINE, BEFORE, AFTER, *[SHIPPED] * shipped]
     assert arms(options.out / "distilled") == dict.fromkeys(layers, 3)
@@ -95,7 +95,7 @@ def test_before_is_what_the_training_began_with(options: QuickstartOptions) -> N
     twin: Any = demo.untrained_twin(trained).drafter
     learnt: Any = trained.drafter
     assert torch.equal(twin.network.target_ids, learnt.network.target_ids)
-    fresh: Any = make_drafter("hass", demo.layer_options)
+    fresh: Any = make_drafter(real.LAYER, demo.layer_options)
     fresh.bind(demo.target)
     for (name, own), first in zip(
         twin.network.named_parameters(), fresh.network.parameters(), strict=True

