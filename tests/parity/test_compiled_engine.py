@@ -262,7 +262,30 @@ def test_other_instructions_give_the_same_bits(
             with monkeypatch.context() as patch:
                 patch.setattr(engine, "usable_library", lambda: other)
                 there = logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
-            assert torch.equal(here, there), (form, name)
+            if form == "bfloat16" and "amx" in engine.usable_library().instructions:
+                # sums in another order, then keys and values rounded to bfloat16
+                torch.testing.assert_close(here, there, rtol=0, atol=0.02 * float(there.std()))
+            else:
+                assert torch.equal(here, there), (form, name)
+
+
+@pytest.mark.parametrize("cols", [32, 48, 96, 1536])
+def test_bfloat16_products_are_alike_at_every_width(cols: int) -> None:
+    """One token goes another way than several where there are tiles; 48 columns fill none."""
+    draw = torch.Generator().manual_seed(cols)
+    weight = torch.randn(100, cols, generator=draw).to(torch.bfloat16)
+    sizes = torch.logspace(-6, 3, 37)[:, None]
+    x = (torch.randn(37, cols, generator=draw) * sizes).numpy()
+    packed = weights.pack(engine.usable_library(), weight, "bfloat16")
+    together = weights.multiply(engine.usable_library(), packed, x)
+    exact = x.astype(np.float64) @ weight.double().numpy().T
+    assert (np.abs(together - exact) < 4e-6 * np.abs(exact).std(1, keepdims=True)).all()
+    for width in (1, 2, 5, 16, 17, 32):
+        parts = [
+            weights.multiply(engine.usable_library(), packed, x[at : at + width])
+            for at in range(0, len(x), width)
+        ]
+        assert np.array_equal(np.concatenate(parts), together), width
 
 
 @pytest.mark.parametrize("token", [-1, 100, 1 << 40])

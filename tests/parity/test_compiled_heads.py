@@ -171,8 +171,8 @@ def test_drafts_change_no_text(form: str, shape: str, temperature: float) -> Non
     assert found == plain and (accepted > 0 or temperature > 0)
 
 
-def test_beside_a_quantised_target_heads_have_four_bits() -> None:
-    for weights, expected in (("auto", "float32"), ("w8a8", "int4"), ("bf16", "bfloat16")):
+def test_heads_have_no_more_bits_than_their_target() -> None:
+    for weights, expected in (("auto", "float32"), ("w8a8", "int4"), ("bf16", "int8")):
         assert made(target_of(weights=weights))._engine().form == expected
 
 

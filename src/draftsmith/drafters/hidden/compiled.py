@@ -187,11 +187,10 @@ def in_engine(runs: type[E], network: nn.Module, target: TargetView, weights: We
     engine = engine_of(target)
     why: str | None = "the target does not run there"
     if engine is not None:
-        form = {"auto": "int4" if engine.quantised else engine.form, "bf16": "bfloat16"}
-        named = form.get(weights, weights)
-        why = runs.why_not(network, named) or too_large(network, named)
-        if why is None:
-            return runs(network, target, engine, named)
+        for form in _forms(weights, engine):
+            why = runs.why_not(network, form) or too_large(network, form)
+            if why is None:
+                return runs(network, target, engine, form)
     if weights != "auto":
         raise UnsupportedModel(
             f"drafter option weights={weights}: this drafter is not run by the compiled engine, "
@@ -200,6 +199,16 @@ def in_engine(runs: type[E], network: nn.Module, target: TargetView, weights: We
     if engine is not None:
         _say(why)
     return None
+
+
+def _forms(weights: Weights, engine: Engine) -> tuple[str, ...]:
+    """The formats to try, the first first: with fewer bits than the target's as many drafts are
+    accepted, and a draft costs less."""
+    if weights != "auto":
+        return ("bfloat16" if weights == "bf16" else weights,)
+    if engine.quantised:
+        return ("int4",)
+    return ("int8", "bfloat16") if engine.form == "bfloat16" else (engine.form,)
 
 
 @functools.cache

@@ -328,7 +328,7 @@ class TrainedDrafter(Drafter):
         tree."""
         weights: Weights = field(default="auto", metadata=READING)
         """Format that the compiled engine computes the network in: no output depends on it. auto:
-        int4 beside a target in 4 or 8 bits, else the target's."""
+        int4 beside a target in 4 or 8 bits, int8 beside one in bfloat16, else the target's."""
 
         def __post_init__(self) -> None:
             at_least(0, length=self.length, most=MOST_NODES)

@@ -443,7 +443,7 @@ static void read_row(const Matrix& m, int64_t r, float* out) {
   for (int k = 0; k < m.cols; ++k) {
     if (m.format == FLOAT32) out[k] = ((const float*)w)[k * LANES + lane];
     else if (m.format == BFLOAT16) {
-      uint32_t bits = (uint32_t)((const uint16_t*)w)[k * LANES + lane] << 16;
+      uint32_t bits = (uint32_t)((const uint16_t*)w)[(k / 2 * LANES + lane) * 2 + k % 2] << 16;
       std::memcpy(out + k, &bits, 4);
     } else {
       const int g = k / m.group;
@@ -1092,7 +1092,7 @@ struct Heads : Products {
 };
 
 extern "C" {
-const char* ds_isa() { return DS_ISA; }
+const char* ds_isa() { return tiles_allowed() ? DS_ISA ", amx" : DS_ISA; }
 int ds_lanes() { return LANES; }
 Engine* ds_open(const Model* model) { return new Engine(*model); }
 void ds_close(Engine* engine) { delete engine; }

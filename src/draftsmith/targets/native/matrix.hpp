@@ -3,14 +3,26 @@
 // A matrix [R, K] is kept in panels of 16 rows, so that a lane is a row and a product runs along k
 // from first to last, whatever else is computed beside it:
 //
-//   panel p, float formats    k = 0: rows 16p .. 16p+15 | k = 1: ...            (bfloat16, float32)
+//   panel p, float32          k = 0: rows 16p .. 16p+15 | k = 1: ...
+//   panel p, bfloat16         k = 0, 1 of row 0, of row 1, ... of row 15 | k = 2, 3 of row 0, ...
 //   panel p, 8 bits           k = 0..3 of row 0, of row 1, ... of row 15 | k = 4..7 of row 0, ...
 //   panel p, 4 bits           the same; a byte holds k = j (low half) and k = j + 4 (high half)
 //
 // The sum of a (row, token) is made in one order for every number of tokens: results are equal bit
 // for bit whether a token is computed alone or beside others.
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "lanes.hpp"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define DS_TILES 1
+#else
+#define DS_TILES 0
+#endif
 
 // A kernel is compiled by itself: within its caller it would share registers with it.
 #define NOT_INLINED __attribute__((noinline))
@@ -63,6 +75,11 @@ static inline void fetch_ahead(const uint8_t* w) { __builtin_prefetch(w + AHEAD)
 
 // ------------------------------------------------------------------------- float weights
 
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+
 template <int T, int P, bool HALF>
 static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel, int token, F* out) {
   F acc[T][P];
@@ -72,17 +89,229 @@ static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel
   for (int t = 0; t < T; ++t) x[t] = in.x + (size_t)(token + t) * in.cols;
   for (int t = 0; t < T; ++t)
     for (int p = 0; p < P; ++p) acc[t][p] = zero();
-  for (int k = 0; k < m.cols; ++k)
+  auto add = [&](F row, int k, int p) {
+    in_registers(row);
+    for (int t = 0; t < T; ++t) acc[t][p] = fma(row, all(x[t][k]), acc[t][p]);
+  };
+  for (int k = 0; k < m.cols; k += HALF ? 2 : 1)
     for (int p = 0; p < P; ++p) {
-      F row = HALF ? from_bf16((const uint16_t*)w[p] + (size_t)k * LANES)
-                   : load((const float*)w[p] + (size_t)k * LANES);
-      in_registers(row);
-      fetch_ahead(w[p] + (size_t)k * LANES * (HALF ? 2 : 4));
-      for (int t = 0; t < T; ++t) acc[t][p] = fma(row, all(x[t][k]), acc[t][p]);
+      const uint8_t* at = w[p] + (size_t)k * LANES * (HALF ? 2 : 4);
+      fetch_ahead(at);
+      if (HALF) {
+        const I two = read_bits(at);
+        add(low_half(two), k, p);
+        add(high_half(two), k + 1, p);
+      } else {
+        add(load((const float*)at), k, p);
+      }
     }
   for (int t = 0; t < T; ++t)
     for (int p = 0; p < P; ++p) out[t * P + p] = acc[t][p];
 }
+
+// ------------------------------------------------------------------------- bfloat16 in tiles
+
+#if DS_TILES
+// Some processors multiply 16 tokens with 16 rows over 32 columns at a time (AMX), faster than memory
+// brings the weights. Both factors are bfloat16 there, so an activation is the sum of three of them,
+// which has all 24 bits of a float32:
+//
+//   x = a + b + c      a = bf16(x), b = bf16(x - a), c = bf16(x - a - b)      sums: a w + b w + c w, 32 columns after the other
+//
+// Every number of tokens takes this way, so results are equal bit for bit, whatever stands beside a
+// token; of the way by lanes they differ by roundings.
+constexpr int TILE = 16, TILE_COLS = 32, PARTS = 3;
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};  // of a row
+  uint8_t rows[16] = {};
+
+  explicit TileShapes(int tokens) {  // sums 0..3, activations 4..6, weights 7
+    for (int i = 0; i < 8; ++i) bytes[i] = 64, rows[i] = i == 7 ? TILE : tokens;
+  }
+};
+
+// The parts of `tokens` rows of x: [columns / 32, parts, tokens, 32].
+static inline void split(const float* x, int cols, int tokens, uint16_t* to) {
+  for (int t = 0; t < tokens; ++t)
+    for (int k = 0; k < cols; k += TILE_COLS) {
+      __m512 low = _mm512_loadu_ps(x + (size_t)t * cols + k), high = _mm512_loadu_ps(x + (size_t)t * cols + k + 16);
+      for (int part = 0; part < PARTS; ++part) {
+        uint16_t* at = to + ((size_t)(k / TILE_COLS * PARTS + part) * tokens + t) * TILE_COLS;
+        _mm512_storeu_si512(at, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        low = _mm512_sub_ps(low, from_bf16(at).v);
+        high = _mm512_sub_ps(high, from_bf16(at + 16).v);
+      }
+    }
+}
+
+// The sums of panels behind each other for the tokens whose parts these are: `out` [panels, tokens, 16].
+// Four panels hide how long a tile waits for its last product, and memory brings four streams faster.
+template <int P>
+static NOT_INLINED void panels_in_tiles(const uint8_t* w, size_t panel, int cols, const uint16_t* x, int tokens,
+                                        float* out) {
+  const size_t part = (size_t)tokens * TILE_COLS, sums = (size_t)tokens * LANES;
+  auto fetch = [](const uint8_t* at) {
+    for (int line = 0; line < TILE; ++line) fetch_ahead(at + line * 64);
+  };
+  _tile_zero(0);
+  if (P == 4) {
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int k = 0; k < cols; k += TILE_COLS, w += TILE * 64, x += PARTS * part) {
+    _tile_loadd(4, x, 64);
+    _tile_loadd(5, x + part, 64);
+    _tile_loadd(6, x + 2 * part, 64);
+#define DS_ADD(P, w)        \
+  fetch(w);                 \
+  _tile_loadd(7, w, 64);    \
+  _tile_dpbf16ps(P, 4, 7);  \
+  _tile_dpbf16ps(P, 5, 7);  \
+  _tile_dpbf16ps(P, 6, 7)
+    DS_ADD(0, w);
+    if (P == 4) {
+      DS_ADD(1, w + panel);
+      DS_ADD(2, w + 2 * panel);
+      DS_ADD(3, w + 3 * panel);
+    }
+#undef DS_ADD
+  }
+  _tile_stored(0, out, 64);
+  if (P == 4) {
+    _tile_stored(1, out + sums, 64);
+    _tile_stored(2, out + 2 * sums, 64);
+    _tile_stored(3, out + 3 * sums, 64);
+  }
+}
+
+// One token alone, as a tile computes it: sums of even and of odd columns, 32 columns at a time, which
+// are added to what was there. Memory brings the weights faster to lanes than to tiles.
+template <int P>
+static NOT_INLINED void panels_as_in_tiles(const uint8_t* w, size_t panel, int cols, const float* const* x, F* out) {
+  for (int p = 0; p < P; ++p) out[p] = zero();
+  for (int first = 0; first < cols; first += TILE_COLS) {
+    F even[P][PARTS], odd[P][PARTS];
+    for (int p = 0; p < P; ++p)
+      for (int i = 0; i < PARTS; ++i) even[p][i] = odd[p][i] = zero();
+    for (int k = first; k < first + TILE_COLS; k += 2)
+      for (int p = 0; p < P; ++p) {
+        const uint8_t* at = w + p * panel + (size_t)k * LANES * 2;
+        fetch_ahead(at);
+        const I two = read_bits(at);
+        F low = low_half(two), high = high_half(two);
+        in_registers(low);
+        in_registers(high);
+        for (int i = 0; i < PARTS; ++i) {
+          even[p][i] = fma(low, all(x[i][k]), even[p][i]);
+          odd[p][i] = fma(high, all(x[i][k + 1]), odd[p][i]);
+        }
+      }
+    for (int p = 0; p < P; ++p)
+      for (int i = 0; i < PARTS; ++i) out[p] = out[p] + (even[p][i] + odd[p][i]);
+  }
+}
+
+// Tiles take numbers below the normal ones for 0.
+struct NormalOnly {
+  const unsigned before = _mm_getcsr();
+  NormalOnly() { _mm_setcsr(before | 0x8040); }
+  ~NormalOnly() { _mm_setcsr(before); }
+};
+
+template <class Give>
+static inline void multiply_one(const Matrix& m, const Input& in, int from, int to, Give give) {
+  static thread_local std::vector<float> parts;
+  parts.resize((size_t)PARTS * m.cols);
+  const NormalOnly normal;
+  const float* x[PARTS];
+  for (int i = 0; i < PARTS; ++i) x[i] = parts.data() + (size_t)i * m.cols;
+  for (int k = 0; k < m.cols; k += LANES) {
+    __m512 left = _mm512_loadu_ps(in.x + k);
+    for (int i = 0; i < PARTS; ++i) {
+      alignas(32) uint16_t some[LANES];
+      _mm256_store_si256((__m256i*)some, (__m256i)_mm512_cvtneps_pbh(left));
+      const F part = from_bf16(some);
+      store(parts.data() + (size_t)i * m.cols + k, part);
+      left = _mm512_sub_ps(left, part.v);
+    }
+  }
+  F out[4];
+  int panel = from;
+  auto some = [&](auto together) {
+    constexpr int P = decltype(together)::value;
+    panels_as_in_tiles<P>(m.data + panel * m.panel_bytes(), m.panel_bytes(), m.cols, x, out);
+    for (int p = 0; p < P; ++p) give(panel + p, 0, out[p]);
+    panel += P;
+  };
+  while (panel + 4 <= to) some(Number<4>());
+  while (panel < to) some(Number<1>());
+}
+
+template <class Give>
+static inline void multiply_in_tiles(const Matrix& m, const Input& in, int from, int to, int tokens, Give give) {
+  if (tokens == 1) return multiply_one(m, in, from, to, give);
+  static thread_local std::vector<uint16_t> parts;
+  parts.resize((size_t)PARTS * tokens * m.cols);
+  auto parts_of = [&](int token) { return parts.data() + (size_t)PARTS * token * m.cols; };
+  for (int t = 0; t < tokens; t += TILE)
+    split(in.x + (size_t)t * m.cols, m.cols, std::min(TILE, tokens - t), parts_of(t));
+  int shaped = 0;
+  alignas(64) float out[4 * TILE * LANES];
+  auto some = [&](auto together, int panel) {
+    constexpr int P = decltype(together)::value;
+    for (int t = 0; t < tokens; t += TILE) {
+      const int size = std::min(TILE, tokens - t);
+      if (size != shaped) {
+        const TileShapes shapes(size);
+        _tile_loadconfig(&shapes);
+        shaped = size;
+      }
+      panels_in_tiles<P>(m.data + panel * m.panel_bytes(), m.panel_bytes(), m.cols, parts_of(t), size, out);
+      for (int p = 0; p < P; ++p)
+        for (int i = 0; i < size; ++i) give(panel + p, t + i, load(out + (p * size + i) * LANES));
+    }
+  };
+  int panel = from;
+  for (; panel + 4 <= to; panel += 4) some(Number<4>(), panel);
+  for (; panel < to; ++panel) some(Number<1>(), panel);
+  _tile_release();
+}
+
+// Whether tiles round as the one token does: numbers of many sizes, beside another token and alone.
+static inline bool tiles_are_exact() {
+  constexpr int COLS = 2 * TILE_COLS;
+  alignas(64) uint16_t data[LANES * COLS];
+  float x[2 * COLS], beside[LANES], alone[LANES];
+  uint32_t bits = 1;
+  auto drawn = [&] { return bits = bits * 1664525u + 1013904223u; };
+  auto number = [&] { return ((drawn() >> 8) - 8388608.0f) * std::ldexp(1.0f, (int)(drawn() >> 28) - 30); };
+  for (uint16_t& one : data) {
+    const float value = number();
+    std::memcpy(&bits, &value, 4);
+    one = (uint16_t)(bits >> 16);
+  }
+  for (float& one : x) one = number();
+  const Matrix m{BFLOAT16, LANES, COLS, 0, (const uint8_t*)data, nullptr, nullptr, nullptr};
+  const Input in{x, nullptr, nullptr, nullptr, COLS, 0};
+  multiply_in_tiles(m, in, 0, 1, 2, [&](int, int t, F value) { if (t == 0) store(beside, value); });
+  multiply_one(m, in, 0, 1, [&](int, int, F value) { store(alone, value); });
+  return std::memcmp(beside, alone, sizeof alone) == 0;
+}
+// The system has to be asked once for what it saves when it switches between threads.
+static inline bool tiles_allowed() {
+  constexpr int ASK = 0x1023, TILE_DATA = 18;
+  static const bool allowed = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0 && tiles_are_exact();
+  return allowed;
+}
+static inline bool fits_tiles(const Matrix& m) {
+  return m.format == BFLOAT16 && m.cols % TILE_COLS == 0 && tiles_allowed();
+}
+#else
+static inline bool tiles_allowed() { return false; }
+#endif
 
 // ------------------------------------------------------------------------- integer weights
 
@@ -243,11 +472,6 @@ static NOT_INLINED void panel_int4(const Matrix& m, const Input& in, int panel, 
 
 // ------------------------------------------------------------------------- any matrix
 
-template <int N>
-struct Number {
-  static constexpr int value = N;
-};
-
 // `tile(Number<T>, first token)` for all tokens, in tiles of about one size that is `most` at most.
 template <class Tile>
 static inline void in_tiles(int tokens, int most, Tile tile) {
@@ -277,6 +501,9 @@ static inline void multiply(const Matrix& m, const Input& in, int from, int to, 
     if (m.bias) value = value + load(m.bias + (size_t)panel * LANES);
     write(token, panel * LANES, value);
   };
+#if DS_TILES
+  if (fits_tiles(m)) return multiply_in_tiles(m, in, from, to, tokens, give);
+#endif
   F out[8];
   if (m.whole()) {
     for (int panel = from; panel < to; ++panel)

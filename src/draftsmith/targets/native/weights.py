@@ -111,7 +111,7 @@ def pack(
     """A matrix of floats in one of the formats of the table above."""
     rows, cols = weight_RK.shape
     if form in ("float32", "bfloat16"):
-        data = panels(weight_RK.to(getattr(torch, form)), 1)
+        data = panels(weight_RK.to(getattr(torch, form)), 2 if form == "bfloat16" else 1)
         return PackedMatrix(library, form, (rows, cols), 0, {"data": data}, bias_R)
     if form == "int4":
         return pack_blocks(library, quantise_int4(weight_RK), bias_R)
