@@ -63,6 +63,7 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_GROWTH": (1, DEPTH),
     "_ROOM": (2, DEPTH),
     "_KNOWN": (0.1, 0.9),
+    "_REST": (1, 8),
     "_BRIEF": (5.0, 20.0),
     "_AGEING": (0.35, 1.0),
     "_LONG": (33.0, 128.0),

@@ -92,7 +92,8 @@ def test_the_length_is_the_best_by_enumeration(
 ) -> None:
     target, draft = zip(*costs, strict=True)
     policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
-    stats = past([(DEPTH, DEPTH), *steps])  # every depth is known: there is no other limit
+    # every depth is known, and the row does not rest: there is no other limit
+    stats = replace(past([(DEPTH, DEPTH), *steps]), pause=0)
     rates = policy.rates(stats)
     assert len(rates) == policy.max_length == len(costs) - 1
     assert all(0.0 <= rate <= 1.0 for rate in rates)
@@ -482,6 +483,21 @@ def test_after_a_change_for_the_better_it_drafts_deep_again() -> None:
         stats = more(stats, length, length, length)
         spent += 1
         assert spent < 60
+
+
+# ---------------------------------------------------------------------------- idle rows
+
+
+def test_a_pause_is_counted_since_a_step_that_was_to_draft() -> None:
+    stats = past([(2, 1), (0, 0), (0, 0)])
+    assert stats.pause == 2
+    assert more(stats, 3, 0, 0).pause == 0  # who looks in vain is not idle
+
+
+def test_an_idle_row_thinks_again_at_every_fourth_step() -> None:
+    sure = RowStats(tried_D=(50.0,) * 4, kept_D=(50.0,) * 4)
+    policy = CostAware(costs=MODEL)
+    assert [n for n in range(12) if policy.length(replace(sure, pause=n))] == [0, 4, 8]
 
 
 # ---------------------------------------------------------------------------- costs

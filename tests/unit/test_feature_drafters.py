@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,13 @@ from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
+from draftsmith.drafters.hidden.drafter import (
+    FeatureDrafter,
+    Features,
+    PairReader,
+    layer_spec,
+    new_state,
+)
 from draftsmith.drafters.hidden.fused import fused_layers
 from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
@@ -388,3 +395,30 @@ def test_eagle3_reads_the_published_layers() -> None:
     assert fused_layers(32) == (1, 15, 28)
     assert fused_layers(7) == (1, 2, 3)
     assert [fused_layers(count) for count in (1, 2, 6)] == [(0, 0, 0), (0, 0, 1), (0, 2, 5)]
+
+
+def test_features_are_the_same_whenever_they_are_read(target: HFTarget) -> None:
+    """They are stored when any are read; rows are taken and rewound before and after."""
+    torch.manual_seed(0)
+    eager, late = Features(2, 3, target), Features(2, 3, target)
+    texts = [torch.zeros(0, 3), torch.zeros(0, 3)]
+    for number, counts in enumerate([(4, 2), (1, 1), (1, 3), (2, 1)]):
+        new = [torch.randn(count, 3) for count in counts]
+        texts = [torch.cat(pair) for pair in zip(texts, new, strict=True)]
+        for one in (eager, late):
+            one.append(new)
+        eager.right_aligned(np.zeros(2, dtype=np.int64), eager.lengths_B)
+        if number == 1:
+            texts = texts[::-1]
+            for one in (eager, late):
+                one.take([1, 0])
+        if number == 2:
+            texts = [text[:5] for text in texts]
+            for one in (eager, late):
+                one.rewind(np.array([5, 5]))
+        assert late.lengths_B.tolist() == [len(text) for text in texts]
+    for one in (eager, late):
+        for b, text in enumerate(texts):
+            one.take([0, 1])
+            found = one.right_aligned(np.zeros(2, dtype=np.int64), one.lengths_B)
+            assert torch.equal(found[b, -len(text) :], text)

@@ -105,6 +105,7 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
         last_accepted=accepted,
         misses=misses,
         idle=0 if missed else past.idle + (step.asked == 0),
+        pause=0 if step.asked else past.pause + 1,
         asked=fade * past.asked + (step.asked > 0),
         found=fade * past.found + (offered > 0),
         tried_D=tuple(tried_D),

@@ -154,6 +154,8 @@ class RowStats:
     """Drafts since one had a token accepted."""
     idle: int = 0
     """Steps that were not to draft, since a draft last had no token accepted."""
+    pause: int = 0
+    """Steps that were not to draft, since one last was."""
     asked: float = 0.0
     """Steps that were to draft. This and the counts below: old ones count less."""
     found: float = 0.0

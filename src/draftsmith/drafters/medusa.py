@@ -327,6 +327,9 @@ class Medusa(TrainedDrafter):
             if num:
                 last_B[b] = first_node + path_BD[b, num - 1]
             state.known[b].extend(accepted.emitted[b])
+        if (last_B == last_B[0]).all():  # one slice, which a row that drafts nothing pays for too
+            state.feature_BH = signals_BTS[:, last_B[0]]
+            return state
         rows = torch.arange(len(num_B), device=signals_BTS.device)
         state.feature_BH = signals_BTS[rows, to_device(last_B, signals_BTS.device)]
         return state

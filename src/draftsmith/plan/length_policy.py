@@ -78,6 +78,7 @@ _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
 _TRIAL, _BEST = 8, 0.95
+_REST = 4
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
@@ -131,7 +132,8 @@ class CostAware(LengthPolicy):
         rate      r_d = (1 - s) o_d + s c_d           s: how surely the common forecast is better
 
     What the rows before met counts 0.99 times as much with every step that is not to draft, until a
-    draft fails at once: an idle row tries again (the forecasts are judged without this). s shrinks
+    draft fails at once: an idle row tries again (the forecasts are judged without this). It thinks
+    again at every fourth step, as the forecasts take a hundredth of a small model's. s shrinks
     where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
     is unlike all others goes by itself. Where no depth pays at these rates and no row has told
     otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.
@@ -153,6 +155,8 @@ class CostAware(LengthPolicy):
         return self.costs.longest
 
     def length(self, stats: RowStats) -> int:
+        if stats.pause % _REST:
+            return 0
         now = self.doubting(stats)
         chosen = now.best_depth(stats, now.rates(stats))
         if not chosen and stats.offered < _TRIAL and now.past.found < 1.0:

@@ -83,20 +83,37 @@ from draftsmith.targets.hf import loading
 
 
 class Features:
-    """The target's features of every token that it was fed, row by row, in one growing buffer."""
+    """The target's features of every token that it was fed, row by row, in one growing buffer.
+
+    New ones are stored when any are read: a row that drafts nothing for long should not pay for it
+    at every step.
+    """
 
     def __init__(self, num_rows: int, width: int, like: TargetView) -> None:
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
         self._store_BTS = torch.zeros((num_rows, 0, width), dtype=like.dtype, device=like.device)
+        self._new: list[list[Tensor]] = [[] for _ in range(num_rows)]
+        """The rows of each behind what is stored; `lengths_B` counts them, too."""
 
     def append(self, new: Sequence[Tensor]) -> None:
         """Add [n_b, S] to each row."""
-        counts = np.array([len(one) for one in new])
-        self._reserve(int((self.lengths_B + counts).max()))
-        for b, one in enumerate(new):
-            start = int(self.lengths_B[b])
-            self._store_BTS[b, start : start + len(one)] = one
-        self.lengths_B = self.lengths_B + counts
+        for known, one in zip(self._new, new, strict=True):
+            known.append(one)
+        self.lengths_B = self.lengths_B + np.array([len(one) for one in new], dtype=np.int64)
+
+    def _stored(self) -> Tensor:
+        """All that there are, [B, T, S]."""
+        if any(self._new):
+            with torch.inference_mode():  # as while decoding, also where rows are taken or rewound
+                self._reserve(int(self.lengths_B.max()))
+                for b, (new, end) in enumerate(
+                    zip(self._new, self.lengths_B.tolist(), strict=True)
+                ):
+                    if new:
+                        rows = torch.cat(new)
+                        self._store_BTS[b, end - len(rows) : end] = rows
+                        new.clear()
+        return self._store_BTS
 
     def _reserve(self, length: int) -> None:
         rows, have, width = self._store_BTS.shape
@@ -108,20 +125,23 @@ class Features:
     def right_aligned(self, start_B: np.ndarray, end_B: np.ndarray) -> Tensor:
         """[B, P, S]: each row's features from `start` to `end`, filled up on the left."""
         counts = end_B - start_B
+        store_BTS = self._stored()
         first, end = int(start_B[0]), int(end_B[0])
         if (start_B == first).all() and (end_B == end).all():
-            return self._store_BTS[:, first:end]
+            return store_BTS[:, first:end]
         width = int(counts.max())
         index_BP = np.maximum(end_B[:, None] - width + np.arange(width)[None], 0)
-        rows = torch.arange(len(counts), device=self._store_BTS.device)[:, None]
-        return self._store_BTS[rows, to_device(index_BP, self._store_BTS.device)]
+        rows = torch.arange(len(counts), device=store_BTS.device)[:, None]
+        return store_BTS[rows, to_device(index_BP, store_BTS.device)]
 
     def rewind(self, lengths_B: np.ndarray) -> None:
+        self._stored()
         self.lengths_B = np.minimum(self.lengths_B, lengths_B)
 
     def take(self, rows: Sequence[int]) -> None:
         index = to_device(torch.tensor(list(rows)), self._store_BTS.device)
-        self._store_BTS = self._store_BTS.index_select(0, index)
+        self._store_BTS = self._stored().index_select(0, index)
+        self._new = [[] for _ in rows]
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
 
 
@@ -169,7 +189,7 @@ class FeatureState(TextState):
             begin, end = first_node - len(pending), first_node + len(path)
             if not emitted:  # a row that was done before
                 new.append(signals_BTS[b, :0])
-            elif (path == np.arange(len(path))).all():  # of a chain: side by side
+            elif not len(path) or (path == np.arange(len(path))).all():  # side by side
                 new.append(signals_BTS[b, begin:end])
             else:
                 columns = np.concatenate([np.arange(begin, first_node), first_node + path])
