@@ -1,7 +1,7 @@
 """The table of the GRIFFIN paper (arXiv 2502.11018, Table 1) on SmolLM2-135M-Instruct.
 
     python benchmarks/smollm2/train.py --out runs/drafters \\
-        --kinds hass,griffin,eagle,fspad,eagle3,medusa,p_eagle,parallel,sps
+        --kinds hass,griffin,unrolled,eagle,fspad,eagle3,medusa,p_eagle,parallel,sps
     python benchmarks/griffin_table/table.py --drafters runs/drafters --out runs/griffin
 
 Every method decodes MT-bench (both turns), HumanEval and GSM8K at temperature 0 and 1, in the tree

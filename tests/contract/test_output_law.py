@@ -41,6 +41,7 @@ settings with rejection are those of `test_emitted_law_with_wider_support`, on r
 ALIKE = """
     prompt_lookup-earliest lookahead lookahead-unseeded prediction prediction-then-prompt_lookup
     eagle3-dynamic hass-dynamic fspad-dynamic griffin-dynamic griffin-greedy medusa
+    unrolled-dynamic
 """.split()
 """Settings change laws, and these drafts have none: they are judged as those of prompt lookup and
 EAGLE are, which have all settings."""

@@ -28,13 +28,14 @@ from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.drafters.suffix import Suffix
+from draftsmith.drafters.unrolled import Unrolled
 from draftsmith.targets.hf import HFTarget
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 PROMPTS = [list(range(5, 17)) * 3, [7, 8, 9, 7, 8, 9, 7], list(range(20, 30))]
-HIDDEN = (Eagle, Hass, Fspad, Griffin, Eagle3, PEagle, Parallel)
+HIDDEN = (Eagle, Hass, Fspad, Griffin, Unrolled, Eagle3, PEagle, Parallel)
 KINDS = (NoDrafter, PromptLookup, Suffix, Lookahead, Recycling, Medusa, *HIDDEN)
 
 

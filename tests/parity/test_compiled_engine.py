@@ -250,36 +250,48 @@ def test_a_long_chain_with_branches_gives_the_logits_of_its_paths(name: str) -> 
 def test_other_instructions_give_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, instructions: str, named: str
 ) -> None:
-    options = tuple(f"-march={instructions}" if "-march" in one else one for one in native.OPTIONS)
-    monkeypatch.setattr(native, "OPTIONS", options)
-    native._build(native.compiler(), tmp_path / "engine.so")
-    other = native.Library(tmp_path / "engine.so")
+    def built(name: str, *machine: str) -> native.Library:
+        rest = [one for one in native.OPTIONS if "-march" not in one]
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "OPTIONS", (*rest, *machine))
+            native._build(native.compiler(), tmp_path / name)
+        return native.Library(tmp_path / name)
+
+    other = built("other.so", f"-march={instructions}")
     assert other.instructions == named
+    tiles = "amx" in engine.usable_library().instructions
+    lanes = built("lanes.so", "-march=native", "-mno-amx-tile") if tiles else library()
+    assert "amx" not in lanes.instructions
     for form in FORMS:
         for name in ("llama", "llama, heads of 96"):
             dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
-            here = logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
-            with monkeypatch.context() as patch:
-                patch.setattr(engine, "usable_library", lambda: other)
-                there = logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
-            if form == "bfloat16" and "amx" in engine.usable_library().instructions:
+            found = []
+            for one in (lanes, other):
+                with monkeypatch.context() as patch:
+                    patch.setattr(engine, "usable_library", lambda one=one: one)
+                    found.append(
+                        logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
+                    )
+            assert torch.equal(*found), (form, name)
+            if form == "bfloat16" and tiles:
                 # sums in another order, then keys and values rounded to bfloat16
-                torch.testing.assert_close(here, there, rtol=0, atol=0.02 * float(there.std()))
-            else:
-                assert torch.equal(here, there), (form, name)
+                here = logits_of(target_of(CONFIGS[name], form, dtype), [TEXT, TEXT[:9]], 3)
+                torch.testing.assert_close(here, found[0], rtol=0, atol=0.02 * float(here.std()))
 
 
 @pytest.mark.parametrize("cols", [32, 48, 96, 1536])
 def test_bfloat16_products_are_alike_at_every_width(cols: int) -> None:
-    """One token goes another way than several where there are tiles; 48 columns fill none."""
+    """One token goes another way than several where there are tiles; 48 columns fill none. Some
+    sums lie below the normal numbers."""
     draw = torch.Generator().manual_seed(cols)
     weight = torch.randn(100, cols, generator=draw).to(torch.bfloat16)
-    sizes = torch.logspace(-6, 3, 37)[:, None]
+    sizes = torch.logspace(-40, 3, 37)[:, None]
     x = (torch.randn(37, cols, generator=draw) * sizes).numpy()
     packed = weights.pack(engine.usable_library(), weight, "bfloat16")
     together = weights.multiply(engine.usable_library(), packed, x)
     exact = x.astype(np.float64) @ weight.double().numpy().T
-    assert (np.abs(together - exact) < 4e-6 * np.abs(exact).std(1, keepdims=True)).all()
+    off, normal = np.abs(together - exact), sizes[:, 0].numpy() > 1e-20
+    assert (off < 4e-6 * np.abs(exact).std(1, keepdims=True))[normal].all() and normal.sum() > 15
     for width in (1, 2, 5, 16, 17, 32):
         parts = [
             weights.multiply(engine.usable_library(), packed, x[at : at + width])

@@ -190,6 +190,7 @@ KINDS = {
     "eagle": Kind("eagle", eagle, EAGLE),
     "hass": Kind("hass", eagle, EAGLE),
     "fspad": Kind("fspad", fspad, FSPAD),
+    "unrolled": Kind("unrolled", fspad, FSPAD),
     "griffin": Kind("griffin", griffin, GRIFFIN),
     "griffin with biases, as for Qwen2": Kind("griffin", griffin, GRIFFIN | BIASES),
     "eagle3": Kind("eagle3", eagle3, EAGLE3),

@@ -31,6 +31,7 @@ from draftsmith.drafters.hidden.fused import fused_layers
 from draftsmith.drafters.hidden.unroll import Rollout, advance, begin
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
+from draftsmith.drafters.unrolled import Unrolled
 from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
@@ -422,3 +423,21 @@ def test_features_are_the_same_whenever_they_are_read(target: HFTarget) -> None:
             one.take([0, 1])
             found = one.right_aligned(np.zeros(2, dtype=np.int64), one.lengths_B)
             assert torch.equal(found[b, -len(text) :], text)
+
+
+@pytest.mark.parametrize(("kind", "through"), [(Unrolled, True), (Hass, False)])
+def test_whether_later_losses_reach_earlier_drafts(
+    kind: type[FeatureDrafter], through: bool, target: HFTarget
+) -> None:
+    """`unrolled` learns to give states from which the next draft is good; HASS takes them as they
+    are."""
+    drafter = kind()
+    drafter.bind(target)
+    drafter.train()
+    batch = batch_of(target, texts(2, 9))
+    _, after = drafter.forward(batch, None)
+    assert after.feature_BTH.requires_grad is through
+    second, _ = drafter.forward(batch, after)
+    if through:
+        (gradient,) = torch.autograd.grad(second.hidden_BTH.square().sum(), after.feature_BTH)
+        assert gradient.abs().sum() > 0

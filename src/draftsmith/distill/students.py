@@ -80,7 +80,8 @@ class StudentBase(abc.ABC):
         InputError: it reads none, or not those after the final norm."""
         raise InputError(
             "--laws states is for drafters that read the target's last hidden states (eagle, hass, "
-            "fspad, griffin, medusa, parallel): learn what the store holds, or give --laws teacher"
+            "fspad, griffin, unrolled, medusa, parallel): learn what the store holds, or give "
+            "--laws teacher"
         )
 
     def drawing_copy(self) -> HFTarget:

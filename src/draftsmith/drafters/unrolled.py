@@ -28,6 +28,7 @@ class UnrolledNetwork(FusionNetwork):
     """FSPAD's network, or EAGLE's."""
 
     def __init__(self, config: LlamaConfig) -> None:
+        # a released folder of FSPAD does not say
         plain = getattr(config, "plain_fusion", False)
         hidden = config.hidden_size
         fusion = ConcatLinear(2 * hidden, hidden) if plain else FeatureSampling(config)
@@ -42,7 +43,7 @@ class Unrolled(FeatureDrafter):
         num_forwards: int = field(default=3, metadata=TRAINING)
         """Training: drafts in a row that are trained, all in one graph."""
         fusion: Literal["gated", "plain"] = field(default="gated", metadata=STRUCTURE)
-        """Training: FSPAD's fusion and two outputs; or EAGLE's, a third cheaper to draft with."""
+        """Training: FSPAD's fusion and two outputs; or EAGLE's, cheaper to draft with."""
 
         def __post_init__(self) -> None:
             super().__post_init__()

@@ -197,7 +197,8 @@ class Library:
         self.c.ds_row.argtypes = [POINTER(Matrix), c_int64, c_void_p]
         self.c.ds_multiply.argtypes = [POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p]
         self.instructions: str = self.c.ds_isa().decode()
-        """Which instructions it was built for: `avx512-vnni`, `avx2` or `plain`."""
+        """Which instructions it uses: `avx512-vnni`, with tiles `avx512-vnni, amx`, `avx2` or
+        `plain`."""
         self._pages: Pages | None = None
         self._lock = threading.Lock()
 

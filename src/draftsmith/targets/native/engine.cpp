@@ -2,7 +2,7 @@
 //
 // All threads run the same code and meet between its parts; there is nothing but arithmetic between
 // the tokens that come in and the logits that go out. What is computed for a token depends on its
-// own text and on nothing else, bit for bit: products by lanes (matrix.hpp), norms, rotary embedding
+// own text and on nothing else, bit for bit: products in one order (matrix.hpp), norms, rotary embedding
 // and softmax row by row in one order, attention over keys in the order of their positions.
 #include <algorithm>
 #include <atomic>

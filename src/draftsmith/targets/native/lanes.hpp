@@ -1,7 +1,7 @@
 // Sixteen lanes of float or int32, on AVX-512, AVX2 or plain C++.
 //
 // Every kernel is written once over these lanes. All three ways do the same operations in the same
-// order, with a fused multiply-add, so that they give the same bits.
+// order, with a fused multiply-add, so that they give the same bits (bfloat16 in tiles: matrix.hpp).
 #pragma once
 #include <cmath>
 #include <cstdint>

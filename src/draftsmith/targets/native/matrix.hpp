@@ -9,14 +9,15 @@
 //   panel p, 4 bits           the same; a byte holds k = j (low half) and k = j + 4 (high half)
 //
 // The sum of a (row, token) is made in one order for every number of tokens: results are equal bit
-// for bit whether a token is computed alone or beside others.
+// for bit whether a token is computed alone or beside others. Of bfloat16 that order is another one
+// where the processor has tiles.
 #pragma once
 #include <algorithm>
 #include <vector>
 
 #include "lanes.hpp"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if DS_VNNI && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define DS_TILES 1
@@ -116,7 +117,10 @@ static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel
 // brings the weights. Both factors are bfloat16 there, so an activation is the sum of three of them,
 // which has all 24 bits of a float32:
 //
-//   x = a + b + c      a = bf16(x), b = bf16(x - a), c = bf16(x - a - b)      sums: a w + b w + c w, 32 columns after the other
+//   x = a + b + c      a = bf16(x), b = bf16(x - a), c = bf16(x - a - b)
+//
+// 32 columns of a are added to a sum, then those of b, then of c; then the next 32. An infinite
+// activation gives no number.
 //
 // Every number of tokens takes this way, so results are equal bit for bit, whatever stands beside a
 // token; of the way by lanes they differ by roundings.
@@ -131,6 +135,13 @@ struct alignas(64) TileShapes {
     for (int i = 0; i < 8; ++i) bytes[i] = 64, rows[i] = i == 7 ? TILE : tokens;
   }
 };
+
+// Memory of this thread, at a multiple of 64, until it asks again.
+static inline void* scratch(size_t bytes) {
+  static thread_local std::vector<uint8_t> room;
+  if (room.size() < bytes + 64) room.resize(bytes + 64);
+  return (void*)(((uintptr_t)room.data() + 63) / 64 * 64);
+}
 
 // The parts of `tokens` rows of x: [columns / 32, parts, tokens, 32].
 static inline void split(const float* x, int cols, int tokens, uint16_t* to) {
@@ -223,18 +234,16 @@ struct NormalOnly {
 
 template <class Give>
 static inline void multiply_one(const Matrix& m, const Input& in, int from, int to, Give give) {
-  static thread_local std::vector<float> parts;
-  parts.resize((size_t)PARTS * m.cols);
-  const NormalOnly normal;
+  float* parts = (float*)scratch(sizeof(float) * PARTS * m.cols);
   const float* x[PARTS];
-  for (int i = 0; i < PARTS; ++i) x[i] = parts.data() + (size_t)i * m.cols;
+  for (int i = 0; i < PARTS; ++i) x[i] = parts + (size_t)i * m.cols;
   for (int k = 0; k < m.cols; k += LANES) {
     __m512 left = _mm512_loadu_ps(in.x + k);
     for (int i = 0; i < PARTS; ++i) {
       alignas(32) uint16_t some[LANES];
       _mm256_store_si256((__m256i*)some, (__m256i)_mm512_cvtneps_pbh(left));
       const F part = from_bf16(some);
-      store(parts.data() + (size_t)i * m.cols + k, part);
+      store(parts + (size_t)i * m.cols + k, part);
       left = _mm512_sub_ps(left, part.v);
     }
   }
@@ -242,7 +251,10 @@ static inline void multiply_one(const Matrix& m, const Input& in, int from, int 
   int panel = from;
   auto some = [&](auto together) {
     constexpr int P = decltype(together)::value;
-    panels_as_in_tiles<P>(m.data + panel * m.panel_bytes(), m.panel_bytes(), m.cols, x, out);
+    {
+      const NormalOnly normal;  // not while results are given: others are not given so
+      panels_as_in_tiles<P>(m.data + panel * m.panel_bytes(), m.panel_bytes(), m.cols, x, out);
+    }
     for (int p = 0; p < P; ++p) give(panel + p, 0, out[p]);
     panel += P;
   };
@@ -252,10 +264,10 @@ static inline void multiply_one(const Matrix& m, const Input& in, int from, int 
 
 template <class Give>
 static inline void multiply_in_tiles(const Matrix& m, const Input& in, int from, int to, int tokens, Give give) {
+  if (from >= to) return;
   if (tokens == 1) return multiply_one(m, in, from, to, give);
-  static thread_local std::vector<uint16_t> parts;
-  parts.resize((size_t)PARTS * tokens * m.cols);
-  auto parts_of = [&](int token) { return parts.data() + (size_t)PARTS * token * m.cols; };
+  uint16_t* parts = (uint16_t*)scratch(sizeof(uint16_t) * PARTS * tokens * m.cols);
+  auto parts_of = [&](int token) { return parts + (size_t)PARTS * token * m.cols; };
   for (int t = 0; t < tokens; t += TILE)
     split(in.x + (size_t)t * m.cols, m.cols, std::min(TILE, tokens - t), parts_of(t));
   int shaped = 0;
@@ -266,6 +278,7 @@ static inline void multiply_in_tiles(const Matrix& m, const Input& in, int from,
       const int size = std::min(TILE, tokens - t);
       if (size != shaped) {
         const TileShapes shapes(size);
+        asm volatile("" : : "r"(&shapes) : "memory");  // written whole: GCC 12 reads its front alone
         _tile_loadconfig(&shapes);
         shaped = size;
       }
@@ -280,25 +293,33 @@ static inline void multiply_in_tiles(const Matrix& m, const Input& in, int from,
   _tile_release();
 }
 
-// Whether tiles round as the one token does: numbers of many sizes, beside another token and alone.
+// Whether tiles round as the one token does: numbers of many sizes, and of sums below the normal
+// numbers, beside another token and alone.
 static inline bool tiles_are_exact() {
-  constexpr int COLS = 2 * TILE_COLS;
-  alignas(64) uint16_t data[LANES * COLS];
-  float x[2 * COLS], beside[LANES], alone[LANES];
-  uint32_t bits = 1;
-  auto drawn = [&] { return bits = bits * 1664525u + 1013904223u; };
-  auto number = [&] { return ((drawn() >> 8) - 8388608.0f) * std::ldexp(1.0f, (int)(drawn() >> 28) - 30); };
-  for (uint16_t& one : data) {
-    const float value = number();
-    std::memcpy(&bits, &value, 4);
-    one = (uint16_t)(bits >> 16);
+  constexpr int COLS = 2 * TILE_COLS, PANELS = 5;
+  alignas(64) uint16_t data[PANELS * LANES * COLS];
+  float x[2 * COLS], beside[PANELS * LANES], alone[PANELS * LANES];
+  uint32_t state = 1;
+  auto drawn = [&] { return state = state * 1664525u + 1013904223u; };
+  for (int least : {-30, -90}) {
+    auto number = [&] {
+      const float digits = (float)(drawn() >> 8) - 8388608.0f;
+      return std::ldexp(digits, least + (int)(drawn() >> 28));
+    };
+    for (uint16_t& one : data) {
+      const float value = number();
+      uint32_t bits;
+      std::memcpy(&bits, &value, 4);
+      one = (uint16_t)(bits >> 16);
+    }
+    for (float& one : x) one = number();
+    const Matrix m{BFLOAT16, PANELS * LANES, COLS, 0, (const uint8_t*)data, nullptr, nullptr, nullptr};
+    const Input in{x, nullptr, nullptr, nullptr, COLS, 0};
+    multiply_in_tiles(m, in, 0, PANELS, 2, [&](int p, int t, F v) { if (t == 0) store(beside + p * LANES, v); });
+    multiply_one(m, in, 0, PANELS, [&](int p, int, F v) { store(alone + p * LANES, v); });
+    if (std::memcmp(beside, alone, sizeof alone)) return false;
   }
-  for (float& one : x) one = number();
-  const Matrix m{BFLOAT16, LANES, COLS, 0, (const uint8_t*)data, nullptr, nullptr, nullptr};
-  const Input in{x, nullptr, nullptr, nullptr, COLS, 0};
-  multiply_in_tiles(m, in, 0, 1, 2, [&](int, int t, F value) { if (t == 0) store(beside, value); });
-  multiply_one(m, in, 0, 1, [&](int, int, F value) { store(alone, value); });
-  return std::memcmp(beside, alone, sizeof alone) == 0;
+  return true;
 }
 // The system has to be asked once for what it saves when it switches between threads.
 static inline bool tiles_allowed() {
