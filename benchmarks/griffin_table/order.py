@@ -78,9 +78,7 @@ class Setting:
         """What `distill` is given beside what all settings are."""
         options = {"noise": f"{self.noise:g}"}
         if self.kind in FORWARDS:
-            options["num_forwards"] = str(self.forwards)
-        if self.kind in ("hass", "griffin"):
-            options["recompute"] = "false"
+            options |= {"num_forwards": str(self.forwards)} | FORWARDS[self.kind]
         words = ["--token-weight", "1", "--feature-weight", f"{self.feature:g}"]
         words += ["--top-weight", f"{self.top:g}"]
         for key, value in options.items():
@@ -88,8 +86,13 @@ class Setting:
         return words
 
 
-FORWARDS = ("hass", "griffin", "unrolled")
-"""Kinds that can be trained with several forwards. One forward of HASS is EAGLE's training."""
+FORWARDS: dict[str, dict[str, str]] = {
+    "hass": {"recompute": "false"},
+    "griffin": {"recompute": "false"},
+    "unrolled": {},
+}
+"""Kinds that can be trained with several forwards, and what they are given then. One forward of
+HASS is EAGLE's training."""
 TOPS = (0.0, 0.5, 1.0)
 NETWORKS = (("eagle", 1), ("fspad", 1), ("hass", 3), ("griffin", 1), ("griffin", 3))
 SETTINGS = (

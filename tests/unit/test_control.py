@@ -494,7 +494,7 @@ def test_a_pause_is_counted_since_a_step_that_was_to_draft() -> None:
     assert more(stats, 3, 0, 0).pause == 0  # who looks in vain is not idle
 
 
-def test_an_idle_row_thinks_again_at_every_fourth_step() -> None:
+def test_an_idle_row_decides_again_at_every_fourth_step() -> None:
     sure = RowStats(tried_D=(50.0,) * 4, kept_D=(50.0,) * 4)
     policy = CostAware(costs=MODEL)
     assert [n for n in range(12) if policy.length(replace(sure, pause=n))] == [0, 4, 8]

@@ -132,8 +132,8 @@ class CostAware(LengthPolicy):
         rate      r_d = (1 - s) o_d + s c_d           s: how surely the common forecast is better
 
     What the rows before met counts 0.99 times as much with every step that is not to draft, until a
-    draft fails at once: an idle row tries again (the forecasts are judged without this). It thinks
-    again at every fourth step, as the forecasts take a hundredth of a small model's. s shrinks
+    draft fails at once: an idle row tries again (the forecasts are judged without this). It
+    decides again at every fourth step, as a forecast takes 1 % of a small model's step. s shrinks
     where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
     is unlike all others goes by itself. Where no depth pays at these rates and no row has told
     otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.

@@ -522,7 +522,7 @@ class FeatureDrafter(TrainedDrafter):
     """EAGLE-2's: five expansions behind the first level, 59 nodes and the root."""
     layer: LlamaConfig
     """Measures of the network: the target's, or those of its folder."""
-    network_class: ClassVar[type[Network]]
+    network_class: type[Network]
     engine_class: ClassVar[type[DraftEngine]] = PairEngine
     measures: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     """Keys of its configuration that its options or its kind say, not its folder."""
@@ -624,9 +624,29 @@ class FeatureDrafter(TrainedDrafter):
         return NarrowHead(ids_D=ids_D, head=lambda one: network.own_logits(one, target))
 
 
-class AlignedDrafter(FeatureDrafter):
-    """A drafter that learns to draft from its own states (HASS and GRIFFIN): several forwards of a
-    text, each of which takes the states of the one before as given.
+class ChainDrafter(FeatureDrafter):
+    """A drafter that learns several drafts in a row: forwards of a text, each of which reads the
+    states of the one before."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(FeatureDrafter.Config):
+        num_forwards: int = field(default=3, metadata=TRAINING)
+        """Training: drafts in a row that are trained."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            at_least(1, num_forwards=self.num_forwards)
+
+    config: Config
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self.num_steps = self.config.num_forwards
+
+
+class AlignedDrafter(ChainDrafter):
+    """A drafter that learns to draft from its own states (HASS and GRIFFIN): each forward takes the
+    states of the one before as given.
 
         forward    reads                  attends to, with gradient      gives
         1          the target's states    keys of 1                      g1
@@ -640,9 +660,7 @@ class AlignedDrafter(FeatureDrafter):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(FeatureDrafter.Config):
-        num_forwards: int = field(default=3, metadata=TRAINING)
-        """Training: drafts in a row that are trained."""
+    class Config(ChainDrafter.Config):
         attention: Literal["exact", "official"] = field(default="exact", metadata=TRAINING)
         """Training: `exact` is what decoding computes; `official` leaks weight to places that are
         not seen, as the released code does, for parity with its curves. Held-out figures are
@@ -654,17 +672,12 @@ class AlignedDrafter(FeatureDrafter):
         """Training: what a forward computed is computed again on the way back, so that the graph of
         one forward is in memory at a time. Without it: the same gradients, faster."""
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            at_least(1, num_forwards=self.num_forwards)
-
     config: Config
     official_from: ClassVar[int] = 1
     """The least number of forwards with which the released code leaks."""
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)
-        self.num_steps = self.config.num_forwards
         self.keeps_steps = self.num_steps == 1 or not self.config.recompute
 
     def _begin(self, batch: TrajectoryBatch) -> unroll.Rollout:

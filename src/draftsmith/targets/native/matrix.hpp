@@ -176,12 +176,12 @@ static NOT_INLINED void panels_in_tiles(const uint8_t* w, size_t panel, int cols
     _tile_loadd(4, x, 64);
     _tile_loadd(5, x + part, 64);
     _tile_loadd(6, x + 2 * part, 64);
-#define DS_ADD(P, w)        \
-  fetch(w);                 \
-  _tile_loadd(7, w, 64);    \
-  _tile_dpbf16ps(P, 4, 7);  \
-  _tile_dpbf16ps(P, 5, 7);  \
-  _tile_dpbf16ps(P, 6, 7)
+#define DS_ADD(sum, w)        \
+  fetch(w);                   \
+  _tile_loadd(7, w, 64);      \
+  _tile_dpbf16ps(sum, 4, 7);  \
+  _tile_dpbf16ps(sum, 5, 7);  \
+  _tile_dpbf16ps(sum, 6, 7)
     DS_ADD(0, w);
     if (P == 4) {
       DS_ADD(1, w + panel);
@@ -233,7 +233,7 @@ struct NormalOnly {
 };
 
 template <class Give>
-static inline void multiply_one(const Matrix& m, const Input& in, int from, int to, Give give) {
+static inline void multiply_as_in_tiles(const Matrix& m, const Input& in, int from, int to, Give give) {
   float* parts = (float*)scratch(sizeof(float) * PARTS * m.cols);
   const float* x[PARTS];
   for (int i = 0; i < PARTS; ++i) x[i] = parts + (size_t)i * m.cols;
@@ -265,7 +265,7 @@ static inline void multiply_one(const Matrix& m, const Input& in, int from, int 
 template <class Give>
 static inline void multiply_in_tiles(const Matrix& m, const Input& in, int from, int to, int tokens, Give give) {
   if (from >= to) return;
-  if (tokens == 1) return multiply_one(m, in, from, to, give);
+  if (tokens == 1) return multiply_as_in_tiles(m, in, from, to, give);
   uint16_t* parts = (uint16_t*)scratch(sizeof(uint16_t) * PARTS * tokens * m.cols);
   auto parts_of = [&](int token) { return parts + (size_t)PARTS * token * m.cols; };
   for (int t = 0; t < tokens; t += TILE)
@@ -316,7 +316,7 @@ static inline bool tiles_are_exact() {
     const Matrix m{BFLOAT16, PANELS * LANES, COLS, 0, (const uint8_t*)data, nullptr, nullptr, nullptr};
     const Input in{x, nullptr, nullptr, nullptr, COLS, 0};
     multiply_in_tiles(m, in, 0, PANELS, 2, [&](int p, int t, F v) { if (t == 0) store(beside + p * LANES, v); });
-    multiply_one(m, in, 0, PANELS, [&](int p, int, F v) { store(alone + p * LANES, v); });
+    multiply_as_in_tiles(m, in, 0, PANELS, [&](int p, int, F v) { store(alone + p * LANES, v); });
     if (std::memcmp(beside, alone, sizeof alone)) return false;
   }
   return true;
