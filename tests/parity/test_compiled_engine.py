@@ -290,8 +290,10 @@ def test_bfloat16_products_are_alike_at_every_width(cols: int) -> None:
     packed = weights.pack(engine.usable_library(), weight, "bfloat16")
     together = weights.multiply(engine.usable_library(), packed, x)
     exact = x.astype(np.float64) @ weight.double().numpy().T
-    off, normal = np.abs(together - exact), sizes[:, 0].numpy() > 1e-20
-    assert (off < 4e-6 * np.abs(exact).std(1, keepdims=True))[normal].all() and normal.sum() > 15
+    # roundings of sums; an activation cut to 16 bits would be off by 4e-6
+    off = np.square((together - exact) / np.abs(exact).std(1, keepdims=True))
+    normal = sizes[:, 0].numpy() > 1e-20
+    assert off[normal].mean() < 2e-6**2 and normal.sum() > 15
     for width in (1, 2, 5, 16, 17, 32):
         parts = [
             weights.multiply(engine.usable_library(), packed, x[at : at + width])

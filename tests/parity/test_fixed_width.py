@@ -295,6 +295,6 @@ def test_a_model_that_does_not_keep_it_is_refused(monkeypatch: pytest.MonkeyPatc
             super().__init__(partial(unpadded, forward), width, whole=whole)
 
     monkeypatch.setattr(hf, "FixedWidth", Broken)
-    model = target_of("llama", torch.float32, None).model
+    model = target_of("llama", torch.float64, None).model
     with pytest.raises(UnsupportedModel, match="cannot keep --fixed-width 8 here"):
         HFTarget(model, fixed_width=8, check=False)

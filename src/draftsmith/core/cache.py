@@ -32,11 +32,6 @@ BUCKET = 256
 NO_NODES = np.zeros((1, 0), dtype=np.int64)
 
 
-def round_up(length: int) -> int:
-    """The next multiple of the bucket."""
-    return -(-length // BUCKET) * BUCKET
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVSpec:
     """What one layer stores per token: [(heads, width of keys, width of values)] per layer."""
@@ -44,6 +39,13 @@ class KVSpec:
     layers: tuple[tuple[int, int, int], ...]
     dtype: torch.dtype
     device: torch.device
+    bucket: int | None = None
+    """Columns that views and stores grow by; None: `BUCKET`."""
+
+    def round_up(self, columns: int) -> int:
+        """The next multiple of the bucket."""
+        bucket = self.bucket or BUCKET
+        return -(-columns // bucket) * bucket
 
     def bytes_per_token(self) -> int:
         return sum(h * (k + v) for h, k, v in self.layers) * self.dtype.itemsize
@@ -198,7 +200,8 @@ class KVCache:
                 places.append((shapes.index((h, width)), counts[h, width]))
                 counts[h, width] += 1
         self._stores = [
-            self._allocate(counts[h, w], num_rows, h, round_up(capacity + 1), w) for h, w in shapes
+            self._allocate(counts[h, w], num_rows, h, spec.round_up(capacity + 1), w)
+            for h, w in shapes
         ]
 
     def _allocate(self, layers: int, rows: int, heads: int, columns: int, width: int) -> Tensor:
@@ -253,7 +256,7 @@ class KVCache:
         lengths = self.lengths_B
         total = self.staged + width
         self._reserve(int(lengths.max(initial=0)) + total + 1)
-        view = min(round_up(int(lengths.max(initial=0)) + total + 1), self.capacity)
+        view = min(self.spec.round_up(int(lengths.max(initial=0)) + total + 1), self.capacity)
         pads = pad_B if pad_B is not None and pad_B.any() else None
         start = int(lengths[0]) if num_rows else 0
         even = pads is None and bool((lengths == start).all())
@@ -304,7 +307,7 @@ class KVCache:
     def _reserve(self, columns: int) -> None:
         if columns <= self.capacity:
             return
-        wanted = round_up(max(columns, self.capacity * 3 // 2))
+        wanted = self.spec.round_up(max(columns, self.capacity * 3 // 2))
         for i, old in enumerate(self._stores):
             layers, rows, heads, have, width = old.shape
             new = self._allocate(layers, rows, heads, wanted, width)

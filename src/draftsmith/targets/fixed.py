@@ -9,10 +9,10 @@ forwards of one row and N tokens:
                          s       (a row)         . is padding: what it gives is dropped
 
 Linear layers, norms and the rotary embedding see N tokens always. Attention goes branch by branch,
-keys in the order of their positions (see `Branch`), N queries at a time. Two things then remain
-that no shape can promise, so a target tries them when it is loaded (`gives_equal_bits`): that a
-kernel gives a token the same bits in each of the N places, and that keys which are masked behind
-the text contribute exactly nothing.
+keys in the order of their positions (see `Branch`), N queries and whole pieces of keys at a time
+(`KEYS`). Two things then remain that no shape can promise, so a target tries them when it is loaded
+(`gives_equal_bits`): that a kernel gives a token the same bits in each of the N places, and that
+keys which are masked behind the text contribute exactly nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.core.cache import BUCKET, Block, Branch, KVCache, lay_out
+from draftsmith.core.cache import Block, Branch, KVCache, lay_out
 from draftsmith.core.transfer import to_device, to_host
 from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.targets.base import Target
+
+KEYS = 512
+"""PyTorch's attention on a CPU takes so many keys at once. Views are multiples of it: where a
+shorter last piece is followed by more keys, some processors (AVX2) sum it in another order."""
 
 Forward = Callable[[Tensor, Block, int, Signals], TargetOutput]
 
@@ -188,7 +192,7 @@ def gives_equal_bits(target: Target, ids: Sequence[int], width: int) -> bool:
     cache = _filled(target, known, len(ids))
     tokens, block = lay_out(cache, [ids])
     plain_NV = target.forward(torch.from_numpy(tokens), block, len(ids), Signals()).logits_BNV[0]
-    cache = _filled(target, known, len(ids) + count + 4 * BUCKET)
+    cache = _filled(target, known, len(ids) + count + 2 * KEYS)
     if start:
         tokens, block = lay_out(cache, [ids[:start]])
         target.forward(torch.from_numpy(tokens), block, 1, Signals())

@@ -34,7 +34,7 @@ from draftsmith.plugins import TARGETS, load_plugin, plugin_names, wrong_plugin
 from draftsmith.provenance import read_json
 from draftsmith.targets.base import BindableTarget
 from draftsmith.targets.config import ModelConfig, check_fixed_width, check_weights
-from draftsmith.targets.fixed import FixedWidth, gives_equal_bits, has_experts
+from draftsmith.targets.fixed import KEYS, FixedWidth, gives_equal_bits, has_experts
 from draftsmith.targets.gguf import StoredBlocks, checkpoint, gguf_file, unpacked
 from draftsmith.targets.graphs import CudaCapture, Graphs
 from draftsmith.targets.native.bindings import NotBuilt
@@ -273,6 +273,7 @@ class HFTarget:
                     f"{title} cannot keep --fixed-width: its attention is written out (soft-caps "
                     "or sinks), and sums in another order over a longer cache. Leave it out."
                 )
+            self._spec = replace(self._spec, bucket=KEYS)
             self._fixed = FixedWidth(self._forward, self.fixed_width, whole=self._drops)
         # a graph is captured after some forwards, and nobody promises that it has their kernels
         self._graphs = self._as_graphs() if compile and self._fixed is None else None
