@@ -29,9 +29,8 @@ import torch
 from draftsmith.core import rows
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
-from draftsmith.core.rows import one_more
+from draftsmith.core.rows import Row
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import RowStats, StepCount
 from draftsmith.data.suites import held_out_prompts
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import NgramIndex, PromptLookup
@@ -64,6 +63,8 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_ROOM": (2, DEPTH),
     "_KNOWN": (0.1, 0.9),
     "_REST": (1, 8),
+    "_LONGER": (0.0, 1.0),
+    "_WHOLE": (1.0, 16.0),
     "_BRIEF": (5.0, 20.0),
     "_AGEING": (0.35, 1.0),
     "_LONG": (33.0, 128.0),
@@ -225,20 +226,19 @@ def seconds(case: Case, policy: Learning | int) -> float:
     """Mean over rows, for all their tokens."""
     spent = 0.0
     for accepted, offered in zip(case.accepted_RT.tolist(), case.offered_RT.tolist(), strict=True):
-        place, stats, steps = 0, RowStats(), []
-        while place < len(accepted):
-            wanted = policy if isinstance(policy, int) else policy.length(stats)
-            wanted = min(wanted, len(accepted) - place - 1)
-            depth = min(wanted, offered[place])
+        place, count = 0, len(accepted)
+        row = Row(request_id=0, tokens=[0], num_prompt=1, max_new_tokens=count, max_length=None)
+        while place < count:
+            wanted = policy if isinstance(policy, int) else row.wanted(policy)
+            row.asked = min(wanted, count - place - 1)
+            depth = min(row.asked, offered[place])
             kept = min(accepted[place], depth)
-            vain = wanted > 0 and offered[place] == 0
+            vain = row.asked > 0 and offered[place] == 0
             spent += case.costs.in_vain if vain else case.costs.seconds(depth)
-            if not isinstance(policy, int):
-                steps.append(StepCount(asked=wanted, offered=depth, accepted=kept))
-                stats = one_more(stats, steps[-1])
+            row.count(depth, kept)
             place += kept + 1
         if not isinstance(policy, int):
-            policy.learn([steps])
+            policy.learn([row.counts])
     return spent / len(case.accepted_RT)
 
 

@@ -185,6 +185,9 @@ class Noted:
     def max_length(self) -> int:
         return self.policy.max_length
 
+    def rest(self, pause: int) -> int:
+        return self.policy.rest(pause)
+
     def length(self, stats: RowStats) -> int:
         return self.policy.length(stats)
 

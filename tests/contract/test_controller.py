@@ -220,7 +220,7 @@ def test_the_law_of_a_text_behind_a_text() -> None:
 
     fresh, hit, miss = policy(1.5), [one_step(accepted=1)], [one_step(accepted=0)]
     first, better, worse = (
-        one.rates(RowStats())[0] for one in (fresh, fresh.after(hit), fresh.after(miss))
+        next(one.rates(RowStats())) for one in (fresh, fresh.after(hit), fresh.after(miss))
     )
     flips = policy(1.0 + (worse + min(first, better)) / 2)  # between what both promise
     assert flips.after(hit).length(RowStats()) == 1

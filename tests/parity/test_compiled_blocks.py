@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import features
 from tests.drafted_texts import drafted_texts
 from tests.parity.test_compiled_drafters import LevelByLevel, assert_same_draws
 from tests.parity.test_compiled_heads import FORMS, as_stored, target_of
@@ -88,7 +89,7 @@ def reader_of(
         one.normal(size=(n - 1, width)).astype(np.float32)
         for one, n in zip(draws, lengths, strict=True)
     ]
-    state.features.append([torch.from_numpy(one) for one in some])
+    features.keep(state.features, [torch.from_numpy(one) for one in some])
     return reader(drafter.network, target, state, drafter.num_steps, engine)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import features
 from torch import Tensor
 
 from draftsmith.core.decode import DecodeOptions, Session, decode
@@ -98,7 +99,7 @@ def reader_of(
         one.normal(size=(n - 1, width)).astype(np.float32)
         for one, n in zip(draws, lengths, strict=True)
     ]
-    state.features.append([torch.from_numpy(one) for one in some])
+    features.keep(state.features, [torch.from_numpy(one) for one in some])
     return PairReader(drafter.network, target, state, engine)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.features import keep
 
 from draftsmith.core.types import TrajectoryBatch
 from draftsmith.drafters.hidden.drafter import FeatureDrafter, PairReader, layer_spec, new_state
@@ -290,7 +291,7 @@ def test_a_network_computes_its_formula(kind: Kind, target: HFTarget, tmp_path: 
     state = new_state(
         [tokens.tolist()], target, layer_spec(drafter.layer, target), features.shape[1], 32
     )
-    state.features.append([torch.from_numpy(features)])
+    keep(state.features, [torch.from_numpy(features)])
     reader = PairReader(drafter.network, target, state)
     first, second, third = 5, 40, 11
     siblings = torch.tensor([[first, second]]), torch.eye(2, dtype=torch.bool)[None]

@@ -23,6 +23,7 @@ from draftsmith.bench.costs import (
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import Recorder
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
@@ -121,6 +122,18 @@ def test_what_is_timed_comes_behind_others_of_its_kind(monkeypatch: pytest.Monke
     monkeypatch.setattr(bench_costs.time, "perf_counter", lambda: 0.0)
     bench_costs.settle(lambda: taken.append("tiny"))
     assert len(taken[6:]) == bench_costs.SETTLING
+
+
+def test_a_step_is_told_of_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock is a second later than the one before: the parts of a step and what
+    lies between them are as many seconds as there are readings."""
+    clock = itertools.count()
+    monkeypatch.setattr(bench_costs, "now", lambda device: float(next(clock)))
+    monkeypatch.setattr(bench_costs, "make_recorder", lambda device: Recorder(lambda: next(clock)))
+    target = TabularTarget(8)
+    cost = StepProbe(target, arm(target, 2), CASES, DecodeOptions(max_new_tokens=24)).step()
+    # draft, target, verify and draft again are 1 each; 5 gaps lie around them, and verify is other
+    assert (cost.width, cost.seconds, cost.other) == (3, 2.0, 6.0)
 
 
 def test_a_context_cuts_drafts_as_the_end_of_a_text_does() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.rows import one_more
+from draftsmith.core.rows import Row, one_more
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
 
@@ -92,9 +92,9 @@ def test_the_length_is_the_best_by_enumeration(
 ) -> None:
     target, draft = zip(*costs, strict=True)
     policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
-    # every depth is known, and the row does not rest: there is no other limit
-    stats = replace(past([(DEPTH, DEPTH), *steps]), pause=0)
-    rates = policy.rates(stats)
+    # every depth is known: there is no other limit
+    stats = past([(DEPTH, DEPTH), *steps])
+    rates = list(policy.rates(stats))
     assert len(rates) == policy.max_length == len(costs) - 1
     assert all(0.0 <= rate <= 1.0 for rate in rates)
     paces = [
@@ -109,13 +109,13 @@ def test_the_length_is_the_best_by_enumeration(
 
 def test_rates_end_at_what_was_seen_and_begin_at_the_prior() -> None:
     policy = CostAware(costs=linear(0.02, 0.1, 3))
-    hopeful = policy.rates(RowStats())
+    hopeful = list(policy.rates(RowStats()))
     assert 0.5 < hopeful[0] < hopeful[1] < hopeful[2] < 1.0
     many = RowStats(tried_D=(4e4, 2e4, 1e4), kept_D=(2e4, 1e4, 1e3))
-    assert policy.rates(many) == pytest.approx([0.5, 0.5, 0.1], abs=1e-3)
+    assert list(policy.rates(many)) == pytest.approx([0.5, 0.5, 0.1], abs=1e-3)
     # what is not seen follows what is: behind a bad beginning less is expected
-    good = policy.rates(RowStats(tried_D=(50.0,), kept_D=(49.0,)))
-    bad = policy.rates(RowStats(tried_D=(50.0,), kept_D=(5.0,)))
+    good = list(policy.rates(RowStats(tried_D=(50.0,), kept_D=(49.0,))))
+    bad = list(policy.rates(RowStats(tried_D=(50.0,), kept_D=(5.0,))))
     assert bad[1] < hopeful[1] < good[1]
 
 
@@ -167,19 +167,21 @@ Accepted = Callable[[int], int]
 
 def decode(policy: LengthPolicy | int, accepted: Accepted, costs: StepCosts, count: int) -> float:
     """Seconds for `count` tokens, a row as the decoding loop would have it."""
-    stats, place, spent = RowStats(), 0, 0.0
-    steps: list[StepCount] = []
+    place, spent, row = 0, 0.0, row_of(count)
     while place < count:
-        wanted = policy if isinstance(policy, int) else policy.length(stats)
-        wanted = offered = min(wanted, count - place - 1)
-        kept = min(offered, accepted(place))
-        steps.append(count_of(wanted, offered, kept))
-        stats = one_more(stats, steps[-1])
+        wanted = policy if isinstance(policy, int) else row.wanted(policy)
+        row.asked = min(wanted, count - place - 1)
+        kept = min(row.asked, accepted(place))
+        row.count(row.asked, kept)
         place += kept + 1
-        spent += costs.seconds(offered)
+        spent += costs.seconds(row.asked)
     if not isinstance(policy, int):
-        policy.learn([steps])
+        policy.learn([row.counts])
     return spent
+
+
+def row_of(count: int) -> Row:
+    return Row(request_id=0, tokens=[0], num_prompt=1, max_new_tokens=count, max_length=None)
 
 
 def runs(rates: Callable[[int], float], count: int, seed: int) -> Accepted:
@@ -298,14 +300,16 @@ def test_what_is_common_is_believed_where_it_foretold_better() -> None:
 def test_rates_lie_between_both_forecasts() -> None:
     met = Experience(asked=90.0, tried_D=(80.0, 40.0), kept_D=(40.0, 30.0))
     stats = RowStats(tried_D=(9.0, 3.0), kept_D=(8.0, 1.0))
-    own, common = CostAware(costs=MODEL, past=met).forecasts(stats)
+    own, common = zip(*CostAware(costs=MODEL, past=met).forecasts(stats), strict=True)
     assert own[0] > common[0] > 0.5
     assert own[1] < common[1]
     for lead, expected in ((-1e4, own), (1e4, common)):
-        assert CostAware(costs=MODEL, past=replace(met, lead=lead)).rates(stats) == expected
-    even = CostAware(costs=MODEL, past=met).rates(stats)
+        sure = CostAware(costs=MODEL, past=replace(met, lead=lead))
+        assert tuple(sure.rates(stats)) == expected
+    even = list(CostAware(costs=MODEL, past=met).rates(stats))
     assert even == pytest.approx([(a + b) / 2 for a, b in zip(own, common, strict=True)])
-    assert CostAware(costs=MODEL).rates(stats) == CostAware(costs=MODEL).forecasts(stats)[0]
+    fresh = CostAware(costs=MODEL)
+    assert list(fresh.rates(stats)) == [own for own, _ in fresh.forecasts(stats)]
 
 
 def test_the_common_forecast_by_hand() -> None:
@@ -315,9 +319,9 @@ def test_the_common_forecast_by_hand() -> None:
     first = (48.0 + 12 * 0.6) / 80.0
     second = (9.0 + 3 * (3 * first + 1) / 4) / 30.0
     hope = 1.5 * math.sqrt(first * (1 - first) / 80.0)
-    assert policy.forecasts(RowStats())[1] == pytest.approx([first + hope, second])
+    assert [one for _, one in policy.forecasts(RowStats())] == pytest.approx([first + hope, second])
     stats = RowStats(tried_D=(10.0, 5.0, 2.0), kept_D=(5.0, 2.0, 2.0))  # deeper than it drafts
-    own, common = policy.forecasts(stats)
+    own, common = zip(*policy.forecasts(stats), strict=True)
     assert common == pytest.approx([(5 + 30 * (first + hope)) / 40, (2 + 30 * second) / 35])
     weight = 1.5 * (1 + 68 / 80)
     mine = (5 + weight * first) / (10 + weight)
@@ -328,14 +332,14 @@ def test_the_lead_by_hand() -> None:
     """Twice the difference of squared errors at every judged place; the first row has no rival."""
     policy = CostAware(costs=linear(0.04, 0.1, 2)).after([count_of(2, 2, 1)] * 4)
     assert policy.past.lead == 0.0
-    own, common = policy.forecasts(RowStats())
+    own, common = zip(*policy.forecasts(RowStats()), strict=True)
     expected = sum((own[d] - kept) ** 2 - (common[d] - kept) ** 2 for d, kept in enumerate((1, 0)))
     once = policy.after([count_of(2, 2, 1)])
     assert once.past.lead == pytest.approx(2 * expected) and expected != 0.0
     # a second step of the same row knows of the first; an older row counts less
     step = past([(2, 2)])
-    own, common = once.forecasts(step)
-    first = [(o, c, 1.0) for o, c in zip(*once.forecasts(RowStats()), strict=True)]
+    own, common = zip(*once.forecasts(step), strict=True)
+    first = [(o, c, 1.0) for o, c in once.forecasts(RowStats())]
     errors = [*first, (own[0], common[0], 0.0)]
     gained = sum((o - kept) ** 2 - (c - kept) ** 2 for o, c, kept in errors)
     twice = once.after([count_of(2, 2, 2), count_of(2, 2, 0)])
@@ -442,8 +446,8 @@ def test_a_row_that_is_unlike_all_others_goes_by_itself() -> None:
 
     def share(kept: int, missed: int) -> float:
         stats = RowStats(tried_D=(float(kept + missed),), kept_D=(float(kept),))
-        own, common = (some[0] for some in policy.forecasts(stats))
-        return (policy.rates(stats)[0] - own) / (common - own)
+        own, common = next(policy.forecasts(stats))
+        return (next(policy.rates(stats)) - own) / (common - own)
 
     assert share(8, 2) == share(7, 3) == pytest.approx(1.0)
     assert share(0, 3) == pytest.approx(1.0, abs=0.5)
@@ -470,8 +474,7 @@ def test_a_depth_that_pays_only_later_is_grown_to() -> None:
     costs = replace(costs, draft_D=tuple(2.6 * (n > 0) + 0.05 * n for n in range(DEPTH + 1)))
     policy = CostAware(costs=costs)
     stats = RowStats(tried_D=(20.0,) * 2, kept_D=(19.0,) * 2)
-    rates = policy.rates(stats)
-    assert policy.best_depth(stats, rates) > 6
+    assert policy.best_depth(stats, policy.rates(stats)) > 6
     assert policy.length(stats) == 6 + 2  # twice the two that are known, and four
 
 
@@ -488,16 +491,47 @@ def test_after_a_change_for_the_better_it_drafts_deep_again() -> None:
 # ---------------------------------------------------------------------------- idle rows
 
 
-def test_a_pause_is_counted_since_a_step_that_was_to_draft() -> None:
-    stats = past([(2, 1), (0, 0), (0, 0)])
-    assert stats.pause == 2
-    assert more(stats, 3, 0, 0).pause == 0  # who looks in vain is not idle
-
-
 def test_an_idle_row_decides_again_at_every_fourth_step() -> None:
-    sure = RowStats(tried_D=(50.0,) * 4, kept_D=(50.0,) * 4)
-    policy = CostAware(costs=MODEL)
-    assert [n for n in range(12) if policy.length(replace(sure, pause=n))] == [0, 4, 8]
+    class Never(CostAware):
+        def length(self, stats: RowStats) -> int:
+            asked.append(stats.steps)
+            return 0
+
+    asked: list[int] = []
+    decode(Never(costs=MODEL), lambda place: 0, MODEL, 12)
+    assert asked == [0, 4, 8]
+    row = row_of(12)
+    row.asked = 3
+    row.count(0, 0)  # who looks in vain is not idle
+    assert (row.pause, row.wanted(CostAware(costs=linear(0.0, 0.0)))) == (0, 4)
+
+
+# ---------------------------------------------------------------------------- drafts that end early
+
+
+def test_where_a_draft_ends_is_counted() -> None:
+    """Asked for five: two, of which one is accepted, then two that both are, then five."""
+    stats = more(RowStats(), 5, 2, 1)
+    assert (stats.asked_on, stats.ended, stats.asked_on_kept, stats.ended_kept) == (2, 1, 1, 0)
+    assert count_of(5, 2, 2).ends() == (2, 1, 2, 1)
+    assert count_of(5, 5, 4).ends() == (4, 0, 4, 0)
+    assert count_of(5, 5, 5).ends() == (4, 0, 4, 0)
+    assert count_of(5, 0, 0).ends() == count_of(1, 1, 1).ends() == (0, 0, 0, 0)
+
+
+def test_a_draft_that_ends_early_costs_what_it_is_long() -> None:
+    """By turns a draft is refused at once, or accepted whole: 1 + 5 tokens in two steps. Of four
+    tokens each they take 2 x 3.2 seconds; where the bad ones end behind the first, 1.55 + 3.2."""
+    policy = CostAware(costs=linear(0.0, 0.55, 4))
+    whole = ending = RowStats()
+    for _ in range(30):
+        whole = more(more(whole, 4, 4, 0), 4, 4, 4)
+        ending = more(more(ending, 4, 1, 0), 4, 4, 4)
+    assert policy.length(whole) == 0
+    assert policy.length(ending) == 4
+    # rows before told, too
+    told = policy.after([count_of(4, 1, 0), count_of(4, 4, 4)] * 30)
+    assert told.length(more(more(RowStats(), 4, 1, 0), 4, 4, 4)) == 4
 
 
 # ---------------------------------------------------------------------------- costs
@@ -512,8 +546,8 @@ def test_an_idle_row_decides_again_at_every_fourth_step() -> None:
         ((0.0, 2.0), (0.0, 0.0), r"must be finite and positive.*target_D=\(0.0, 2.0\)"),
         ((1.0, -2.0), (0.0, 0.0), "target_D and in_vain must be finite"),
         ((1.0, math.inf), (0.0, 0.0), "target_D and in_vain must be finite"),
-        ((1.0, 2.0), (0.0, math.nan), "draft_D finite and not negative"),
-        ((1.0, 2.0), (0.0, -0.1), "draft_D finite and not negative"),
+        ((1.0, 2.0), (0.0, math.nan), "draft_D and other_D finite and not negative"),
+        ((1.0, 2.0), (0.0, -0.1), "draft_D and other_D finite and not negative"),
     ],
 )
 def test_costs_that_cannot_be_are_refused(
@@ -521,6 +555,15 @@ def test_costs_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         StepCosts(target_D=target, draft_D=draft, in_vain=1.0)
+
+
+def test_what_else_a_step_takes_is_of_every_depth() -> None:
+    two = {"target_D": (1.0, 2.0), "draft_D": (0.0, 0.5), "in_vain": 1.0}
+    assert StepCosts(**two, other_D=(0.25, 0.5)).seconds(1) == 3.0
+    with pytest.raises(ValueError, match="other_D has 1 of 2 values"):
+        StepCosts(**two, other_D=(0.25,))
+    with pytest.raises(ValueError, match="other_D finite and not negative"):
+        StepCosts(**two, other_D=(0.25, -0.5))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import pytest
 import torch
+from tests.features import keep
 from torch import Tensor
 
 from draftsmith.core.decode import DecodeOptions, decode
@@ -103,7 +104,7 @@ def test_a_roll_out_is_what_decoding_computes(cls: type[FeatureDrafter], target:
         known = tokens_BT[:, : t + 2].tolist()
         width = batch.features_BTS.shape[2]
         state = new_state(known, target, layer_spec(drafter.layer, target), width, 32)
-        state.features.append(list(batch.features_BTS[:, : t + 1]))
+        keep(state.features, list(batch.features_BTS[:, : t + 1]))
         reader = PairReader(drafter.network, target, state)
         with torch.inference_mode():
             decoded = [reader.root()]
@@ -407,7 +408,7 @@ def test_features_are_the_same_whenever_they_are_read(target: HFTarget) -> None:
         new = [torch.randn(count, 3) for count in counts]
         texts = [torch.cat(pair) for pair in zip(texts, new, strict=True)]
         for one in (eager, late):
-            one.append(new)
+            keep(one, new)
         eager.right_aligned(np.zeros(2, dtype=np.int64), eager.lengths_B)
         if number == 1:
             texts = texts[::-1]

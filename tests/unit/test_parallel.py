@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.features import keep
 from tests.unit.test_feature_drafters import VOCAB, batch_of, features_of, texts
 from torch import Tensor
 
@@ -89,7 +90,7 @@ def state_behind(drafter: FeatureDrafter, batch: TrajectoryBatch, count: int) ->
     known = batch.tokens_BT[:, : count + 1].tolist()
     spec = layer_spec(drafter.layer, target)
     state = new_state(known, target, spec, features.shape[2], 32)
-    state.features.append(list(features[:, :count]))
+    keep(state.features, list(features[:, :count]))
     return state
 
 

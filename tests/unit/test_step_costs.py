@@ -100,9 +100,13 @@ def test_between_measured_lengths_costs_are_linear() -> None:
         target=tuple(Cost(width=w, seconds=float(w)) for w in widths.values()),
         draft=(),
     )
-    steps = [[Cost(width=w, seconds=0.5 * n)] * 3 for n, w in widths.items()]
+    steps = [[Cost(width=w, seconds=0.5 * n, other=0.2 + 0.1 * n)] * 3 for n, w in widths.items()]
     found = step_costs(table, arms_by_depth(arm("prompt_lookup", 4)), steps)
-    assert found == StepCosts(target_D=(1, 2, 3, 4, 5), draft_D=(0, 0.5, 1, 1.5, 2), in_vain=1.5)
+    assert found.target_D == (1, 2, 3, 4, 5)
+    assert found.draft_D == (0, 0.5, 1, 1.5, 2)
+    assert found.other_D == pytest.approx((0.2, 0.3, 0.4, 0.5, 0.6))
+    assert found.in_vain == 1 + 0.5 + 0.2
+    assert found.seconds(3) == pytest.approx(4 + 1.5 + 0.5)
 
 
 def test_between_measured_depths_a_tree_costs_what_its_nodes_do() -> None:

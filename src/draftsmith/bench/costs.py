@@ -9,10 +9,10 @@ a benchmark takes rounds all along and predicts from the latest ones.
 
 which is tau * t_target(1) / (t_draft + t_target(n)) when all steps have one width n.
 
-A controller of the draft length reads costs by the number of drafted tokens. They are timed for
-drafts of 0, 1, 2, 4, 8, ... tokens; lengths between them are interpolated. Seconds depend on
-shapes, not on the values of weights, so any text will do: see `Workload`. These costs are kept from
-run to run: see `CostFile`.
+A controller of the draft length reads costs of whole steps by the number of drafted tokens. They
+are timed for drafts of 0, 1, 2, 4, 8, ... tokens; lengths between them are interpolated. Seconds
+depend on shapes, not on the values of weights, so any text will do: see `Workload`. These costs are
+kept from run to run: see `CostFile`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class Cost:
     width: int
     seconds: float
     """Median."""
+    other: float = 0.0
+    """The seconds of neither draft nor target, in a step whose draft took those."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +206,7 @@ class StepProbe:
         rows: int = 1,
     ) -> None:
         """`rows`: how many times each prompt is decoded side by side."""
-        self._meter, self._rows = WidthMeter(target), rows
+        self._meter, self._rows, self._device = WidthMeter(target), rows, target.device
         self._recorder = make_recorder(target.device)
         self._steps = self._endless(arm, cases, arm.adapt(options))
 
@@ -233,7 +235,8 @@ class StepProbe:
                     break  # drafts would be cut to the room that is left, or rows be done
 
     def step(self) -> Cost:
-        """Take one whole step behind a prompt; return its width and the drafter's seconds.
+        """Take one whole step behind a prompt; return its width, the drafter's seconds, and those
+        of neither drafter nor target.
 
         It follows steps of the same drafter, see `settle`. Where texts are so short that no step is
         whole, any step has to do.
@@ -243,11 +246,20 @@ class StepProbe:
 
     def _step(self) -> Cost:
         for attempt in itertools.count():
-            before = self._recorder.seconds.get("draft", 0.0)
+            draft, target, begin = *self._spent(), now(self._device)
             if next(self._steps) or attempt >= _PATIENCE:
                 break
-        spent = self._recorder.seconds.get("draft", 0.0) - before
-        return Cost(width=self._meter.widths[-1], seconds=spent)
+        whole, spent = now(self._device) - begin, self._spent()
+        draft, target = spent[0] - draft, spent[1] - target
+        return Cost(
+            width=self._meter.widths[-1], seconds=draft, other=max(whole - draft - target, 0.0)
+        )
+
+    def _spent(self) -> tuple[float, float]:
+        return (
+            self._recorder.seconds.get("draft", 0.0),
+            self._recorder.seconds.get("target", 0.0),
+        )
 
 
 class CostMeter:
@@ -524,23 +536,26 @@ def step_costs(table: CostTable, arms: Sequence[Arm], steps: Sequence[Sequence[C
     """Return costs by depth, given the `steps` of these arms (`arms_by_depth`, `CostMeter.steps`).
     Between their depths the target's go by the nodes that a tree has there, the drafter's are
     interpolated."""
-    more, draft = [], []
+    more, draft, other = [], [], []
     for arm, found in zip(arms, steps, strict=True):
         # a drafter may find nothing to draft, or have asked the target more than it drafted
         nodes = arm.used_shape.num_nodes
         whole = [cost for cost in found if cost.width > nodes] or found
         more.append(max(0, statistics.median_high(cost.width for cost in whole) - 1 - nodes))
         draft.append(statistics.median(cost.seconds for cost in whole))
+        other.append(statistics.median(cost.other for cost in whole))
     shape, depths = arms[-1].used_shape, [arm.used_shape.depth for arm in arms]
     every = range(shape.depth + 1)
     more_D = np.interp(every, depths, more)
     widths_D = [1 + shape.clip(depth).num_nodes + float(more_D[depth]) for depth in every]
     # a drafter that asks the target about more than its draft does so also in vain
     probes = arms[-1].drafter.max_nodes(TreeShape())
+    other_D = tuple(np.interp(every, depths, other).tolist())
     return StepCosts(
         target_D=tuple(table.target_seconds(width) for width in widths_D),
         draft_D=tuple(np.interp(every, depths, draft).tolist()),
-        in_vain=table.target_seconds(1 + probes) + float(np.interp(1, depths, draft)),
+        other_D=other_D,
+        in_vain=table.target_seconds(1 + probes) + float(np.interp(1, depths, draft)) + other_D[0],
     )
 
 
@@ -596,7 +611,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
     """Return the file for the arm's chain or tree, by depth."""
     key = jsonable(
         {
-            "timed": "settled",  # see `settle`: costs that were timed otherwise are not taken
+            "timed": "settled, whole steps",  # those timed otherwise are not taken: see `settle`
             "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
             "versions": versions(),
             "target": _model_facts(target),

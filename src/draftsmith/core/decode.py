@@ -383,8 +383,8 @@ def _depths(active: list[Row], shape: TreeShape, policy: LengthPolicy | None) ->
     out = np.zeros(len(active), dtype=np.int64)
     for b, row in enumerate(active):
         if row.finish is None:
-            wanted = shape.depth if policy is None else min(policy.length(row.stats), shape.depth)
-            out[b] = row.asked = max(min(wanted, row.room - 1), 0)
+            wanted = shape.depth if policy is None else row.wanted(policy)
+            out[b] = row.asked = max(min(wanted, shape.depth, row.room - 1), 0)
     return out
 
 
@@ -437,9 +437,9 @@ def _emit(
         if active:
             taken = row.append([*(tokens[b][n] for n in path), last[b]], end_ids, stops)
             offered = known.offered_depth(path) if len(taken) > len(path) else len(taken)
-            at_leaf = len(taken) > len(path) and 0 < offered == len(path) < row.asked
-            # a tree that ends there misses; a chain that does had nothing more to draft
-            row.count(offered + (at_leaf and not shape.is_chain), min(len(taken), len(path)))
+            # a tree whose path ends above its depth misses there; a chain had nothing more to draft
+            deep = row.asked if offered and not shape.is_chain and len(taken) > len(path) else 0
+            row.count(max(offered, deep), min(len(taken), len(path)))
             last[b] = taken[-1]
         if len(taken) <= len(path):
             # stopped at a drafted token: it is the row's last, and not cached

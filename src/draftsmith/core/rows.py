@@ -8,7 +8,7 @@ from typing import Any
 
 from draftsmith.config import check_whole, is_whole, require, short
 from draftsmith.core.sampling import History
-from draftsmith.core.types import RowStats, StepCount
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 from draftsmith.errors import InputError
 
 
@@ -97,6 +97,7 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
     for d in range(reached):
         tried_D[d] += 1.0
         kept_D[d] += d < accepted
+    asked_on, ended, asked_on_kept, ended_kept = step.ends()
     return RowStats(
         steps=past.steps + 1,
         offered=past.offered + offered,
@@ -105,9 +106,12 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
         last_accepted=accepted,
         misses=misses,
         idle=0 if missed else past.idle + (step.asked == 0),
-        pause=0 if step.asked else past.pause + 1,
         asked=fade * past.asked + (step.asked > 0),
         found=fade * past.found + (offered > 0),
+        asked_on=fade * past.asked_on + asked_on,
+        ended=fade * past.ended + ended,
+        asked_on_kept=fade * past.asked_on_kept + asked_on_kept,
+        ended_kept=fade * past.ended_kept + ended_kept,
         tried_D=tuple(tried_D),
         kept_D=tuple(kept_D),
     )
@@ -130,6 +134,10 @@ class Row:
     _stats: RowStats = field(default_factory=RowStats)
     asked: int = 0
     """How deep the step at hand may draft."""
+    pause: int = 0
+    """Steps that were not to draft, since one last was."""
+    rests_until: int = 0
+    """The policy is not asked before there are so many."""
 
     @property
     def room(self) -> int:
@@ -165,8 +173,18 @@ class Row:
                 break
         return taken
 
+    def wanted(self, policy: LengthPolicy) -> int:
+        """How deep the policy would draft now."""
+        if self.pause < self.rests_until:
+            return 0
+        length = policy.length(self.stats)
+        self.rests_until = 0 if length else self.pause + policy.rest(self.pause + 1)
+        return length
+
     def count(self, offered: int, accepted: int) -> None:
-        self.counts.append(StepCount(asked=self.asked, offered=offered, accepted=accepted))
+        asked = self.asked if self.finish is None else offered  # a stop cuts a draft short
+        self.counts.append(StepCount(asked=asked, offered=offered, accepted=accepted))
+        self.pause = 0 if self.asked else self.pause + 1
 
     @property
     def stats(self) -> RowStats:

@@ -154,12 +154,18 @@ class RowStats:
     """Drafts since one had a token accepted."""
     idle: int = 0
     """Steps that were not to draft, since a draft last had no token accepted."""
-    pause: int = 0
-    """Steps that were not to draft, since one last was."""
     asked: float = 0.0
     """Steps that were to draft. This and the counts below: old ones count less."""
     found: float = 0.0
     """Those of them that had something to draft."""
+    asked_on: float = 0.0
+    """Places behind a draft's first token at which it was to go on."""
+    ended: float = 0.0
+    """Those at which it had nothing more to draft, or was not sure enough."""
+    asked_on_kept: float = 0.0
+    """Those behind tokens that were accepted."""
+    ended_kept: float = 0.0
+    """Those at which it ended."""
     tried_D: tuple[float, ...] = ()
     """Drafts with a token at depth d and all before it accepted."""
     kept_D: tuple[float, ...] = ()
@@ -168,8 +174,8 @@ class RowStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCount:
-    """What one step did for one row. Of a tree, its depth counts, and that of the accepted path; a
-    path to a leaf above the depth that was asked for missed there, and offered one token more."""
+    """What one step did for one row. Of a tree, its depth counts, and that of the accepted path: it
+    offers as many tokens as were asked for, and a path to a leaf above that depth missed there."""
 
     asked: int
     """How deep it was to draft."""
@@ -177,12 +183,31 @@ class StepCount:
     """How deep it did."""
     accepted: int
 
+    def ends(self) -> tuple[int, int, int, int]:
+        """What this step adds to `asked_on`, `ended`, `asked_on_kept` and `ended_kept` of
+        `RowStats`."""
+        asked, offered, accepted = self.asked, self.offered, self.accepted
+        if not offered or asked < 2:
+            return 0, 0, 0, 0
+        ended = offered < asked
+        return (
+            min(offered, asked - 1),
+            ended,
+            min(accepted, asked - 1),
+            ended and accepted == offered,
+        )
+
 
 @runtime_checkable
 class LengthPolicy(Protocol):
     """Chooses how deep to draft for a row from its past. Never changes the law."""
 
     def length(self, stats: RowStats) -> int: ...
+
+    def rest(self, pause: int) -> int:
+        """Say after how many steps a row is asked about again that has not drafted for `pause`
+        steps, the one at hand among them. 1, unless redefined."""
+        return 1
 
     def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
         """Take note of all steps of rows whose decoding has ended. Nothing, unless redefined."""

@@ -6,8 +6,10 @@ They look at the past only, never at the coming noise, so they do not change the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, islice, zip_longest
 
 from draftsmith.core.rows import one_more
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
@@ -49,6 +51,8 @@ class StepCosts:
     """The drafter's work."""
     in_vain: float
     """Seconds of a step that was to draft and found nothing to."""
+    other_D: tuple[float, ...] = ()
+    """All else: verifying, and what the loop does between its parts; empty: nothing."""
 
     def __post_init__(self) -> None:
         if len(self.target_D) != len(self.draft_D) or len(self.target_D) < 2:
@@ -56,11 +60,14 @@ class StepCosts:
                 "costs are given for drafts of 0, 1, ... tokens, of target and drafter alike: got "
                 f"{len(self.target_D)} and {len(self.draft_D)} values"
             )
+        if len(self.other_D) not in (0, len(self.target_D)):
+            raise ValueError(f"other_D has {len(self.other_D)} of {len(self.target_D)} values")
         target = (*self.target_D, self.in_vain)
-        if not (min(target) > 0 <= min(self.draft_D) and sum((*target, *self.draft_D)) < math.inf):
+        besides = (*self.draft_D, *self.other_D)
+        if not (min(target) > 0 <= min(besides) and sum((*target, *besides)) < math.inf):
             raise ValueError(
-                "target_D and in_vain must be finite and positive, draft_D finite and not negative,"
-                f" got {self}"
+                "target_D and in_vain must be finite and positive, draft_D and other_D finite and "
+                f"not negative, got {self}"
             )
 
     @property
@@ -68,7 +75,8 @@ class StepCosts:
         return len(self.target_D) - 1
 
     def seconds(self, length: int) -> float:
-        return self.target_D[length] + self.draft_D[length]
+        other = self.other_D[length] if self.other_D else 0.0
+        return self.target_D[length] + self.draft_D[length] + other
 
 
 _PRIOR, _RISE = 0.6, 3.0
@@ -78,7 +86,8 @@ _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
 _TRIAL, _BEST = 8, 0.95
-_REST = 4
+_REST, _LONGER = 4, 0.4
+_WHOLE = 4.0
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
@@ -91,10 +100,15 @@ _REST = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """Acceptance in earlier rows, from first to last step; with every row the older ones fade."""
+    """What earlier rows met, from first to last step; with every row the older ones fade."""
 
     asked: float = 0.0
     """Steps that were to draft."""
+    asked_on: float = 0.0
+    """This and the next three: see `RowStats`."""
+    ended: float = 0.0
+    asked_on_kept: float = 0.0
+    ended_kept: float = 0.0
     tried_D: tuple[float, ...] = ()
     """Drafts with a token at place d and all before it accepted; at the first: all drafts."""
     kept_D: tuple[float, ...] = ()
@@ -112,20 +126,28 @@ class Experience:
         """Scale the counts by a weight."""
         return Experience(
             asked=share * self.asked,
-            tried_D=tuple(share * tried for tried in self.tried_D),
-            kept_D=tuple(share * kept for kept in self.kept_D),
+            asked_on=share * self.asked_on,
+            ended=share * self.ended,
+            asked_on_kept=share * self.asked_on_kept,
+            ended_kept=share * self.ended_kept,
+            tried_D=tuple([share * tried for tried in self.tried_D]),
+            kept_D=tuple([share * kept for kept in self.kept_D]),
             lead=share * self.lead,
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CostAware(LengthPolicy):
     """Draft as deep as gives most tokens per second by measured costs and past acceptance; not at
     all where that is best.
 
-        pace      (1 + h (r_1 + r_1 r_2 + ... + r_1 ... r_n)) / ((1 - h) t(in vain) + h t(n))
+        pace      (1 + h (s_1 + ... + s_n)) / ((1 - h) t(in vain) + h t(l_n))
         found     h = (found_now + 8 H) / (asked_now + 8)              steps with a draft at all
                   H = (found + 8) / (asked + 8), from the rows before
+        survival  s_1 = r_1, s_d = s_(d-1) (1 - e') r_d
+        length    l_n = 1 + (1 - e) + ... + (1 - e)^(n-1)
+        end       e = ended / (asked to go on + 4) of the row and those before: how often a draft
+                  ends behind a token of its own; e' behind accepted tokens alone
         usual     u_d: kept_d / tried_d of the rows before, behind 12 trials at 0.6 (d = 1), or 3
         own       o_d: of the row, lately, behind 1.5 to 3 trials at u_1 (d = 1), or 3
         common    c_d: of the row, lately, behind 30 trials at u_d (d = 1: and 1.5 standard errors)
@@ -133,10 +155,11 @@ class CostAware(LengthPolicy):
 
     What the rows before met counts 0.99 times as much with every step that is not to draft, until a
     draft fails at once: an idle row tries again (the forecasts are judged without this). It
-    decides again at every fourth step, as a forecast takes 1 % of a small model's step. s shrinks
-    where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
-    is unlike all others goes by itself. Where no depth pays at these rates and no row has told
-    otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.
+    decides again after four steps, later after 0.4 times as many as it has been idle: a forecast
+    takes 2 to 5 % of a small model's step. s shrinks where the row's first tokens look unlike
+    `usual` (by a log-likelihood ratio above 4): a row that is unlike all others goes by itself.
+    Where no depth pays at these rates and no row has told otherwise, the first drafts hope for
+    rates of 0.95: a dear drafter is tried, too.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -154,93 +177,126 @@ class CostAware(LengthPolicy):
     def max_length(self) -> int:
         return self.costs.longest
 
+    def rest(self, pause: int) -> int:
+        return max(_REST, int(_LONGER * pause))
+
     def length(self, stats: RowStats) -> int:
-        if stats.pause % _REST:
-            return 0
         now = self.doubting(stats)
         chosen = now.best_depth(stats, now.rates(stats))
         if not chosen and stats.offered < _TRIAL and now.past.found < 1.0:
             chosen = now.best_depth(stats, [_BEST] * self.max_length)
-        known = sum(tried > _KNOWN for tried in stats.tried_D)
+        known = sum([tried > _KNOWN for tried in stats.tried_D])
         return min(chosen, _GROWTH * known + _ROOM)
 
     def doubting(self, stats: RowStats) -> CostAware:
         """Discount the past by how long the row has been idle."""
         return replace(self, past=self.past.times(_DOUBT**stats.idle)) if stats.idle else self
 
-    def best_depth(self, stats: RowStats, rates: Sequence[float]) -> int:
+    def best_depth(self, stats: RowStats, rates: Iterable[float]) -> int:
         """Return the depth with most tokens per second at these rates; 0: draft nothing."""
-        costs, past = self.costs, self.past
+        past, seconds_D, longest = self.past, self._seconds_D, self.max_length
         usual = (past.found + _FOUND) / (past.asked + _FOUND)
         found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
-        idle = (1.0 - found) * costs.in_vain
-        chosen, best = 0, 1.0 / costs.seconds(0)
-        survival, tokens = 1.0, 0.0
+        idle = (1.0 - found) * self.costs.in_vain
+        goes_on = 1.0 - (stats.ended + past.ended) / (stats.asked_on + past.asked_on + _WHOLE)
+        goes_on_kept = 1.0 - (stats.ended_kept + past.ended_kept) / (
+            stats.asked_on_kept + past.asked_on_kept + _WHOLE
+        )
+        chosen, best = 0, 1.0 / seconds_D[0]
+        survival, tokens, reached, length = 1.0 / goes_on_kept, 0.0, 1.0 / goes_on, 0.0
         for depth, rate in enumerate(rates, start=1):
-            survival *= rate
+            survival *= goes_on_kept * rate
             tokens += survival
-            pace = (1.0 + found * tokens) / (idle + found * costs.seconds(depth))
+            reached *= goes_on
+            length += reached
+            below = int(length)
+            seconds = seconds_D[below]
+            if below < length:
+                seconds += (length - below) * (seconds_D[below + 1] - seconds)
+            pace = (1.0 + found * tokens) / (idle + found * seconds)
             if pace > best:
                 chosen, best = depth, pace
+            # if all that is deeper were accepted, and cost nothing more
+            elif 1.0 + found * (tokens + survival * (longest - depth)) < best * (
+                idle + found * self._least_D[below]
+            ):
+                break
         return chosen
 
-    def rates(self, stats: RowStats) -> list[float]:
+    @cached_property
+    def _seconds_D(self) -> list[float]:
+        return [self.costs.seconds(depth) for depth in range(self.max_length + 1)]
+
+    @cached_property
+    def _least_D(self) -> list[float]:
+        """Seconds of the cheapest step that is so deep or deeper."""
+        return list(accumulate(self._seconds_D[::-1], min))[::-1]
+
+    def rates(self, stats: RowStats) -> Iterator[float]:
         """Forecast acceptance by depth, given that all before it is accepted."""
-        own, common = self.forecasts(stats)
         share = 0.5 + 0.5 * math.tanh(self.past.lead / 2.0) if self.past.asked else 0.0
         share *= math.exp(-max(0.0, self.surprise(stats) - _SURPRISE))
-        return [mine + share * (all_ - mine) for mine, all_ in zip(own, common, strict=True)]
+        for own, common in self.forecasts(stats):
+            yield own + share * (common - own)
 
-    def forecasts(self, stats: RowStats) -> tuple[list[float], list[float]]:
-        """Forecast rates by the row's own past, and by what is common to rows."""
-        past, longest = self.past, self.costs.longest
-        usual = self.usual(longest)
-        first = _FIRST * (1.0 + past.found / (past.found + _OTHERS))
-        own = _chain(stats.kept_D, stats.tried_D, usual[0], first, longest)
-        error = math.sqrt(usual[0] * (1.0 - usual[0]) / (past.found + _OTHERS))
-        usual[0] = min(usual[0] + _HOPE * error, 1.0)
-        common = [
-            (kept + _COMMON * rate) / (tried + _COMMON)
-            for kept, tried, rate in zip(
-                _padded(stats.kept_D, longest), _padded(stats.tried_D, longest), usual, strict=True
-            )
-        ]
-        return own, common
+    def forecasts(self, stats: RowStats) -> Iterator[tuple[float, float]]:
+        """Forecast rates by depth: by the row's own past, and by what is common to rows."""
+        others = self.past.found / (self.past.found + _OTHERS)
+        expected, weight = self.usual[0], _FIRST * (1.0 + others)
+        error = math.sqrt(expected * (1.0 - expected) / (self.past.found + _OTHERS))
+        hope, seen = min(_HOPE * error, 1.0 - expected), len(stats.tried_D)
+        for d, usual in enumerate(self.usual):
+            tried, kept = (stats.tried_D[d], stats.kept_D[d]) if d < seen else (0.0, 0.0)
+            own = (kept + weight * expected) / (tried + weight)
+            yield own, (kept + _COMMON * (usual + hope)) / (tried + _COMMON)
+            expected, weight, hope = _deeper(own, d), _DEEPER, 0.0
 
-    def usual(self, depth: int) -> list[float]:
-        """Return the rates to this depth in the rows before, which begin at a guess."""
-        return _chain(self.past.kept_D, self.past.tried_D, _PRIOR, _OTHERS, depth)
+    @cached_property
+    def usual(self) -> tuple[float, ...]:
+        """The rates by depth in the rows before, which begin at a guess."""
+        past, out = self.past, list[float]()
+        expected, weight, seen = _PRIOR, _OTHERS, len(self.past.tried_D)
+        for d in range(self.max_length):
+            tried, kept = (past.tried_D[d], past.kept_D[d]) if d < seen else (0.0, 0.0)
+            out.append((kept + weight * expected) / (tried + weight))
+            expected, weight = _deeper(out[-1], d), _DEEPER
+        return tuple(out)
 
     def surprise(self, stats: RowStats) -> float:
         """Measure how little the row's first tokens agree with the forecast: a log-likelihood
         ratio."""
         if not stats.tried_D:
             return 0.0
-        tried, kept = stats.tried_D[0], stats.kept_D[0]
-        (rate,) = self.usual(1)
-        return sum(
-            seen * math.log(seen / (tried * foretold))
-            for seen, foretold in ((kept, rate), (tried - kept, 1.0 - rate))
-            if seen > 0.0
-        )
+        tried, kept, rate = stats.tried_D[0], stats.kept_D[0], self.usual[0]
+        missed, out = tried - kept, 0.0
+        if kept > 0.0:
+            out += kept * math.log(kept / (tried * rate))
+        if missed > 0.0:
+            out += missed * math.log(missed / (tried * (1.0 - rate)))
+        return out
 
     def after(self, row: Sequence[StepCount]) -> CostAware:
         """Return the policy updated with a finished row."""
         past, longest, stats = self.past, self.costs.longest, RowStats()
-        tried_D, kept_D = [0.0] * longest, [0.0] * longest
-        lead = 0.0
+        tried_D, kept_D, lead = [0.0] * longest, [0.0] * longest, 0.0
         for step in row:
-            own, common = self.forecasts(stats)
-            for d in range(min(step.accepted + 1, step.offered, longest)):
+            reached = min(step.accepted + 1, step.offered, longest)
+            for d, (own, common) in enumerate(islice(self.forecasts(stats), reached)):
                 kept = float(d < step.accepted)
                 tried_D[d] += 1.0
                 kept_D[d] += kept
-                lead += (own[d] - kept) ** 2 - (common[d] - kept) ** 2
+                lead += (own - kept) ** 2 - (common - kept) ** 2
             stats = one_more(stats, step)
+        ends = [step.ends() for step in row]
+        asked_on, ended, asked_on_kept, ended_kept = map(sum, zip(*ends, strict=True))
         return replace(
             self,
             past=Experience(
                 asked=_FADE * past.asked + sum(step.asked > 0 for step in row),
+                asked_on=_FADE * past.asked_on + asked_on,
+                ended=_FADE * past.ended + ended,
+                asked_on_kept=_FADE * past.asked_on_kept + asked_on_kept,
+                ended_kept=_FADE * past.ended_kept + ended_kept,
                 tried_D=_faded_sum(past.tried_D, tried_D),
                 kept_D=_faded_sum(past.kept_D, kept_D),
                 lead=_FADE * past.lead + _TRUST * lead if past.asked else 0.0,
@@ -263,6 +319,9 @@ class Learning(LengthPolicy):
     def max_length(self) -> int:
         return self.policy.max_length
 
+    def rest(self, pause: int) -> int:
+        return self.policy.rest(pause)
+
     def length(self, stats: RowStats) -> int:
         return self.policy.length(stats)
 
@@ -271,26 +330,14 @@ class Learning(LengthPolicy):
             self.policy = self.policy.after(row)
 
 
-def _chain(
-    kept_D: Sequence[float], tried_D: Sequence[float], expected: float, weight: float, longest: int
-) -> list[float]:
-    """Return rates by depth: the first drawn towards `expected`, each other towards its
-    predecessor."""
-    out: list[float] = []
-    for d, (kept, tried) in enumerate(
-        zip(_padded(kept_D, longest), _padded(tried_D, longest), strict=True)
-    ):
-        out.append((kept + weight * expected) / (tried + weight))
-        expected = (out[-1] * (_RISE + d) + 1.0) / (_RISE + d + 1.0)
-        weight = _DEEPER
-    return out
-
-
-def _padded(values_D: Sequence[float], longest: int) -> list[float]:
-    """Pad the values to `longest` with 0 where nothing was seen."""
-    return [*values_D[:longest], *[0.0] * (longest - len(values_D))]
+def _deeper(rate: float, d: int) -> float:
+    """What this rate at depth d suggests of the next."""
+    return (rate * (_RISE + d) + 1.0) / (_RISE + d + 1.0)
 
 
 def _faded_sum(before_D: Sequence[float], new_D: Sequence[float]) -> tuple[float, ...]:
-    pairs = zip(_padded(before_D, len(new_D)), new_D, strict=True)
-    return tuple(_FADE * before + new for before, new in pairs)
+    """Sums over as many depths as are new; `before` may have been fewer."""
+    return tuple(
+        _FADE * before + new
+        for before, new in zip_longest(before_D[: len(new_D)], new_D, fillvalue=0.0)
+    )

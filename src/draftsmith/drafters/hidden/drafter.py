@@ -92,27 +92,24 @@ class Features:
     def __init__(self, num_rows: int, width: int, like: TargetView) -> None:
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
         self._store_BTS = torch.zeros((num_rows, 0, width), dtype=like.dtype, device=like.device)
-        self._new: list[list[Tensor]] = [[] for _ in range(num_rows)]
-        """The rows of each behind what is stored; `lengths_B` counts them, too."""
+        self._new: list[tuple[Tensor, Sequence[Sequence[int]]]] = []
+        """What is not stored yet: signals, and the columns of each row; `lengths_B` counts them."""
 
-    def append(self, new: Sequence[Tensor]) -> None:
-        """Add [n_b, S] to each row."""
-        for known, one in zip(self._new, new, strict=True):
-            known.append(one)
-        self.lengths_B = self.lengths_B + np.array([len(one) for one in new], dtype=np.int64)
+    def append(self, signals_BTS: Tensor, columns: Sequence[Sequence[int]]) -> None:
+        """Add these columns of each row."""
+        self._new.append((signals_BTS, columns))
+        self.lengths_B = self.lengths_B + np.array([len(row) for row in columns], dtype=np.int64)
 
     def _stored(self) -> Tensor:
         """All that there are, [B, T, S]."""
-        if any(self._new):
+        if self._new:
             with torch.inference_mode():  # as while decoding, also where rows are taken or rewound
                 self._reserve(int(self.lengths_B.max()))
-                for b, (new, end) in enumerate(
-                    zip(self._new, self.lengths_B.tolist(), strict=True)
-                ):
-                    if new:
-                        rows = torch.cat(new)
-                        self._store_BTS[b, end - len(rows) : end] = rows
-                        new.clear()
+                for b, end in enumerate(self.lengths_B.tolist()):
+                    new = [_columns(signals[b], rows[b]) for signals, rows in self._new]
+                    rows_NS = torch.cat(new)
+                    self._store_BTS[b, end - len(rows_NS) : end] = rows_NS
+            self._new.clear()
         return self._store_BTS
 
     def _reserve(self, length: int) -> None:
@@ -141,8 +138,14 @@ class Features:
     def take(self, rows: Sequence[int]) -> None:
         index = to_device(torch.tensor(list(rows)), self._store_BTS.device)
         self._store_BTS = self._stored().index_select(0, index)
-        self._new = [[] for _ in rows]
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
+
+
+def _columns(signals_TS: Tensor, columns: Sequence[int]) -> Tensor:
+    first = columns[0] if columns else 0
+    if list(columns) == list(range(first, first + len(columns))):  # side by side
+        return signals_TS[first : first + len(columns)]
+    return signals_TS[to_device(np.array(columns), signals_TS.device)]
 
 
 @dataclass
@@ -179,23 +182,18 @@ class FeatureState(TextState):
         signals_BTS = accepted.out.signals_BTS
         assert signals_BTS is not None
         first_node = signals_BTS.shape[1] - accepted.tree.num_nodes
-        path_BD = accepted.verdict.path_BD.numpy()
-        num_B = accepted.verdict.num_accepted_B.numpy()
-        new = []
+        paths, nums = accepted.verdict.path_BD.tolist(), accepted.verdict.num_accepted_B.tolist()
+        columns: list[list[int]] = []
         for b, (pending, emitted) in enumerate(
             zip(accepted.pending, accepted.emitted, strict=True)
         ):
-            path = path_BD[b, : num_B[b]]
-            begin, end = first_node - len(pending), first_node + len(path)
-            if not emitted:  # a row that was done before
-                new.append(signals_BTS[b, :0])
-            elif not len(path) or (path == np.arange(len(path))).all():  # side by side
-                new.append(signals_BTS[b, begin:end])
-            else:
-                columns = np.concatenate([np.arange(begin, first_node), first_node + path])
-                new.append(signals_BTS[b, to_device(columns, signals_BTS.device)])
+            path = [first_node + node for node in paths[b][: nums[b]]]
+            # a row that was done before is fed nothing
+            columns.append(
+                [*range(first_node - len(pending), first_node), *path] if emitted else []
+            )
             self.known[b].extend(emitted)
-        self.features.append(new)
+        self.features.append(signals_BTS, columns)
 
 
 class PairReader:
