@@ -92,8 +92,8 @@ def test_the_length_is_the_best_by_enumeration(
 ) -> None:
     target, draft = zip(*costs, strict=True)
     policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
-    # every depth is known: there is no other limit
-    stats = past([(DEPTH, DEPTH), *steps])
+    # every depth is known and no decision is held: there is no other limit
+    stats = replace(past([(DEPTH, DEPTH), *steps]), last_asked=0)
     rates = list(policy.rates(stats))
     assert len(rates) == policy.max_length == len(costs) - 1
     assert all(0.0 <= rate <= 1.0 for rate in rates)
@@ -491,19 +491,34 @@ def test_after_a_change_for_the_better_it_drafts_deep_again() -> None:
 # ---------------------------------------------------------------------------- idle rows
 
 
-def test_an_idle_row_decides_again_at_every_fourth_step() -> None:
+def test_an_idle_row_decides_again_after_four_steps_and_later_after_more() -> None:
     class Never(CostAware):
         def length(self, stats: RowStats) -> int:
             asked.append(stats.steps)
             return 0
 
     asked: list[int] = []
-    decode(Never(costs=MODEL), lambda place: 0, MODEL, 12)
-    assert asked == [0, 4, 8]
+    decode(Never(costs=MODEL), lambda place: 0, MODEL, 100)
+    assert asked == [0, 4, 8, 12, 17, 24, 34, 48, 67, 94]
     row = row_of(12)
     row.asked = 3
     row.count(0, 0)  # who looks in vain is not idle
     assert (row.pause, row.wanted(CostAware(costs=linear(0.0, 0.0)))) == (0, 4)
+
+
+def test_a_decision_is_held() -> None:
+    """Short drafts are decided on at every second step behind the first eight; while nothing is
+    found, at every fourth."""
+    policy = CostAware(costs=linear(0.0, 0.0))
+    stats = RowStats(last_asked=1, tried_D=(50.0,) * 4, kept_D=(50.0,) * 4)
+    held = [n for n in range(20) if policy.length(replace(stats, steps=n)) == 1]
+    assert held == [9, 11, 13, 15, 17, 19]
+    held = [n for n in range(20) if policy.length(replace(stats, steps=n, vain=1)) == 1]
+    assert held == [9, 10, 11, 13, 14, 15, 17, 18, 19]
+    assert policy.length(replace(stats, steps=9, last_asked=4)) > 4
+    assert past([(3, 1), (2, 0)]).last_asked == 2
+    assert more(more(past([(1, 1)]), 4, 0, 0), 4, 0, 0).vain == 2
+    assert more(more(past([(1, 1)]), 4, 0, 0), 4, 1, 0).vain == 0
 
 
 # ---------------------------------------------------------------------------- drafts that end early

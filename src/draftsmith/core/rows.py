@@ -104,6 +104,8 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
         accepted=past.accepted + accepted,
         last_offered=offered,
         last_accepted=accepted,
+        last_asked=step.asked,
+        vain=0 if offered else past.vain + (step.asked > 0),
         misses=misses,
         idle=0 if missed else past.idle + (step.asked == 0),
         asked=fade * past.asked + (step.asked > 0),

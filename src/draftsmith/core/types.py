@@ -150,6 +150,9 @@ class RowStats:
     accepted: int = 0
     last_offered: int = 0
     last_accepted: int = 0
+    last_asked: int = 0
+    vain: int = 0
+    """Steps that were to draft and found nothing to, since one last did."""
     misses: int = 0
     """Drafts since one had a token accepted."""
     idle: int = 0

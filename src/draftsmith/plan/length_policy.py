@@ -87,6 +87,7 @@ _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
 _TRIAL, _BEST = 8, 0.95
 _REST, _LONGER = 4, 0.4
+_HELD, _YOUNG, _SHORT = 2, 8, 3
 _WHOLE = 4.0
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
@@ -155,11 +156,12 @@ class CostAware(LengthPolicy):
 
     What the rows before met counts 0.99 times as much with every step that is not to draft, until a
     draft fails at once: an idle row tries again (the forecasts are judged without this). It
-    decides again after four steps, later after 0.4 times as many as it has been idle: a forecast
-    takes 2 to 5 % of a small model's step. s shrinks where the row's first tokens look unlike
-    `usual` (by a log-likelihood ratio above 4): a row that is unlike all others goes by itself.
-    Where no depth pays at these rates and no row has told otherwise, the first drafts hope for
-    rates of 0.95: a dear drafter is tried, too.
+    decides again after four steps, later after 0.4 times as many as it has been idle. Behind its
+    first eight steps a row that drafts at most three tokens decides at every second one, and while
+    it finds nothing at every fourth: a forecast takes 2 to 5 % of a small model's step. s shrinks
+    where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
+    is unlike all others goes by itself. Where no depth pays at these rates and no row has told
+    otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -181,6 +183,9 @@ class CostAware(LengthPolicy):
         return max(_REST, int(_LONGER * pause))
 
     def length(self, stats: RowStats) -> int:
+        held = _REST if stats.vain else _HELD if stats.last_asked <= _SHORT else 1
+        if stats.last_asked and stats.steps > _YOUNG and stats.steps % held:
+            return stats.last_asked
         now = self.doubting(stats)
         chosen = now.best_depth(stats, now.rates(stats))
         if not chosen and stats.offered < _TRIAL and now.past.found < 1.0:
