@@ -1,8 +1,8 @@
 """`draftsmith quickstart` on a really trained model: a chat, its speed with drafts, and a new layer
 over its hidden states that learns for a minute.
 
-The layer is new, because the one that is shipped saw seven million tokens: a minute changes nothing
-in it that could be measured.
+The layer is new, because the one that is shipped learnt from 32 million tokens: a minute changes
+nothing in it that could be measured.
 
     functions of Python's library (a hash of the file's name divides them)
         |-- most files --> questions --> answers, hidden states, laws --> the layer learns
@@ -239,7 +239,7 @@ class RealModel(Demo):
         )
         if self.shipped:
             method += (
-                " The shipped layer was trained by the same command on seven million tokens of "
+                " The shipped layer was trained by the same command on 32 million tokens of "
                 "many kinds: that is what a longer training brings. Drafts of a layer pay where it "
                 "is accepted often enough for the costs of this machine."
             )
