@@ -88,8 +88,9 @@ class Measured:
 
     @property
     def plain(self) -> float:
-        """Seconds of a step without a draft; the loop asks an empty drafter, too."""
-        return self.table.target_seconds(1) + min(one.draft_D[0] for one in self.by_length.values())
+        """Seconds of a whole step without a draft; the loop asks an empty drafter, too."""
+        besides = (one.seconds(0) - one.target_D[0] for one in self.by_length.values())
+        return self.table.target_seconds(1) + min(besides)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,7 +248,8 @@ def price(
                 if step.asked
                 else idle
             )
-            seconds += draft + table.target_seconds(width)
+            other = by_length.other_D[min(step.offered, by_length.longest)]
+            seconds += draft + other + table.target_seconds(width)
         spent.append(seconds / measured.plain)
     later = [step.offered for row in noted.rows for step in row[1:]]
     return Priced(

@@ -105,7 +105,8 @@ def entry(draft: Draft, row: Mapping[str, str], target_params: float) -> dict[st
         "alpha_by_the_others": draft.predicted_alpha,
         "tokens_per_step": draft.tokens_per_step,
         "cost_by_parameters": draft.params / target_params,
-        "cost_measured": draft.costs.draft_D[1] / draft.costs.seconds(0),
+        "cost_measured": draft.costs.draft_D[1]
+        / (draft.costs.target_D[0] + draft.costs.draft_D[0]),
         "step_seconds": [draft.costs.seconds(n) for n in (0, *lengths)],
         "by_parameters": _best(by_parameters),
         "by_costs": _best(by_costs),

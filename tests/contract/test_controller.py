@@ -13,12 +13,15 @@ from scipy.stats import chisquare
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
+from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TargetOutput, TreeShape
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.errors import BackendError
+from draftsmith.plan import length_policy
 from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
 from draftsmith.targets.base import Target
+from draftsmith.targets.toy import TabularTarget
 
 from .cases import CASES, LOSSLESS_RULES, Case, by_case_in_brief
 from .checking import check, models, support
@@ -70,24 +73,50 @@ count = st.floats(0.0, 50.0)
 @given(
     st.sampled_from(CHAINS),
     st.tuples(ratio, ratio, ratio, ratio, ratio),
-    st.tuples(count, count, count).map(sorted),
+    st.tuples(count, count, count, count, count).map(sorted),
     st.floats(-5.0, 5.0),
+    st.booleans(),
 )
 def test_emitted_law_whatever_steps_cost_and_other_rows_met(
-    case: Case, costs: tuple[float, ...], met: list[float], lead: float
+    case: Case, costs: tuple[float, ...], met: list[float], lead: float, short: bool
 ) -> None:
     """Four tokens, with any costs and any past: each makes another rule of when to draft how
-    deep."""
+    deep. `short`: rows rest for a step, and hold a decision from their first one on."""
     keep = min(support(case), 2)
-    hit, found, asked = met
+    ended, asked_on, hit, found, asked = met
     policy = CostAware(
         costs=StepCosts(target_D=(1.0, *costs[:2]), draft_D=(0.0, *costs[2:4]), in_vain=costs[4]),
-        past=Experience(asked=asked, tried_D=(found, hit), kept_D=(hit, 0.0), lead=lead),
+        past=Experience(
+            asked=asked,
+            asked_on=asked_on,
+            ended=ended,
+            asked_on_kept=asked_on,
+            ended_kept=ended / 2,
+            tried_D=(found, hit),
+            kept_D=(hit, 0.0),
+            lead=lead,
+        ),
     )
     options = DecodeOptions(
         sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection", policy=policy
     )
-    check(case, sparse(keep, 0), sparse(keep, 1), options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, steps in {"_REST": 1, "_LONGER": 0.0, "_VAIN": 2, "_YOUNG": 0}.items():
+            if short:
+                patch.setattr(length_policy, name, steps)
+        check(case, sparse(keep, 0), sparse(keep, 1), options)
+
+
+def test_what_ends_the_first_step_is_not_hidden() -> None:
+    class Broken(TabularTarget):
+        def forward(self, *args: object, **kwargs: object) -> TargetOutput:
+            raise BackendError("no memory")
+
+    target, drafter = Broken(8), PromptLookup()
+    drafter.bind(target)
+    options = DecodeOptions(shape=TreeShape.chain(2), policy=Learning(SWITCHING))
+    with pytest.raises(BackendError, match="no memory"):
+        next(decode(target, drafter, [[1, 2, 1, 2]], options))
 
 
 @by_case_in_brief(TEXT_CASES)

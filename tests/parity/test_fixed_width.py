@@ -32,7 +32,7 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import InputError, UnsupportedModel
 from draftsmith.targets import hf
-from draftsmith.targets.fixed import FixedWidth, gives_equal_bits
+from draftsmith.targets.fixed import KEYS, FixedWidth, gives_equal_bits
 from draftsmith.targets.hf import HFTarget, load_target
 
 SIZES: dict[str, Any] = {
@@ -295,6 +295,26 @@ def test_a_model_that_does_not_keep_it_is_refused(monkeypatch: pytest.MonkeyPatc
             super().__init__(partial(unpadded, forward), width, whole=whole)
 
     monkeypatch.setattr(hf, "FixedWidth", Broken)
-    model = target_of("llama", torch.float64, None).model
-    with pytest.raises(UnsupportedModel, match="cannot keep --fixed-width 8 here"):
-        HFTarget(model, fixed_width=8, check=False)
+
+    def refused(dtype: torch.dtype) -> bool:
+        try:
+            HFTarget(target_of("llama", dtype, None).model, fixed_width=8, check=False)
+        except UnsupportedModel as error:
+            assert "cannot keep --fixed-width 8 here" in str(error)
+            return True
+        return False
+
+    # in which formats a width changes sums, is the processor's
+    assert any(map(refused, DTYPES))
+
+
+def test_attention_sees_whole_pieces_of_keys() -> None:
+    """On some processors a piece that is not whole is summed in another order when more keys follow
+    it."""
+    target = target_of("llama", torch.float32)
+    cache = target.new_cache(1, 10)
+    for end in (10, 520, 1030):
+        _, block = lay_out(cache, [[1] * (end - int(cache.lengths_B[0]))])
+        assert block.view == cache.capacity == KEYS * -(-end // KEYS)
+        cache.commit(block.pending_B)
+    assert target_of("llama", torch.float32, None).new_cache(1, 10).capacity < KEYS

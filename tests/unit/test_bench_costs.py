@@ -16,6 +16,7 @@ from draftsmith.bench.costs import (
     CostTable,
     DraftCost,
     ForwardProbe,
+    StepCost,
     StepProbe,
     interpolate,
     thin_out,
@@ -221,7 +222,7 @@ def metered(
     monkeypatch: pytest.MonkeyPatch, steps: Sequence[Cost], forwards: Iterator[float] | None = None
 ) -> CostMeter:
     """A meter whose drafter costs what `steps` says, round by round; the first is not counted."""
-    costs = iter([Cost(width=1, seconds=99.0), *steps])
+    costs = iter([StepCost(width=1, seconds=99.0), *steps])
     monkeypatch.setattr(StepProbe, "step", lambda self: next(costs))
     if forwards is not None:
         monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: next(forwards))
@@ -231,7 +232,7 @@ def metered(
 
 
 def curve(monkeypatch: pytest.MonkeyPatch, *steps: tuple[int, float]) -> dict[int, float]:
-    meter = metered(monkeypatch, [Cost(width=w, seconds=s) for w, s in steps])
+    meter = metered(monkeypatch, [StepCost(width=w, seconds=s) for w, s in steps])
     meter.measure(len(steps))
     (entry,) = meter.table().draft
     return {cost.width: cost.seconds for cost in entry.costs}
@@ -263,7 +264,7 @@ def test_what_looking_in_vain_costs_stands_apart_from_drafts(
 
 def test_rounds_drawn_anew_differ_as_the_rounds_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = 9
-    steps = [Cost(width=17, seconds=float(n)) for n in range(rounds)]
+    steps = [StepCost(width=17, seconds=float(n)) for n in range(rounds)]
     meter = metered(monkeypatch, steps, itertools.count(1.0))
     meter.measure(rounds)
     rng = np.random.default_rng(0)

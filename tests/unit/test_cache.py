@@ -4,6 +4,7 @@ and a token sees what it should."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -230,6 +231,16 @@ def test_a_rewind_beyond_what_is_there_is_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="rewind"):
         cache.rewind(lengths)
     assert [held(cache, 0), held(cache, 1)] == [[1, 2], [3, 4]]
+
+
+def test_views_and_stores_are_multiples_of_the_specs_bucket() -> None:
+    cache = KVCache(replace(SPEC, bucket=48), 1, 50)
+    assert cache.capacity == 96
+    for count, view in ((10, 48), (37, 48), (1, 96), (60, 144)):
+        _, block = lay_out(cache, [[1] * count])
+        assert block.view == view
+        cache.commit(block.pending_B)
+    assert cache.capacity % 48 == 0
 
 
 def test_the_cache_grows_and_keeps_what_it_holds() -> None:

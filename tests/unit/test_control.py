@@ -85,6 +85,54 @@ def test_a_young_row_forgets_faster_than_an_old_one() -> None:
 # ---------------------------------------------------------------------------- one decision
 
 
+triples = st.lists(
+    st.integers(0, DEPTH)
+    .flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
+    .flatmap(lambda some: st.tuples(*map(st.just, some), st.integers(0, some[1]))),
+    max_size=20,
+)
+
+
+@settings(max_examples=200)
+@given(
+    triples,
+    triples,
+    st.lists(st.tuples(seconds, seconds), min_size=2, max_size=DEPTH + 1),
+    seconds,
+)
+def test_the_depth_is_the_best_where_drafts_end_early(
+    before: list[tuple[int, int, int]],
+    steps: list[tuple[int, int, int]],
+    costs: list[tuple[float, float]],
+    in_vain: float,
+) -> None:
+    """The formulas of the class, written out for every depth."""
+    target, draft = zip(*costs, strict=True)
+    policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
+    policy = policy.after([count_of(*step) for step in before])
+    stats = RowStats()
+    for step in steps:
+        stats = more(stats, *step)
+    past, rates = policy.past, list(policy.rates(stats))
+    usual = (past.found + 8) / (past.asked + 8)
+    found = (stats.found + 8 * usual) / (stats.asked + 8)
+    end = (stats.ended + past.ended) / (stats.asked_on + past.asked_on + 4)
+    kept = (stats.ended_kept + past.ended_kept) / (stats.asked_on_kept + past.asked_on_kept + 4)
+    whole = [one + other for one, other in costs]
+
+    def pace(n: int) -> float:
+        if n == 0:
+            return 1.0 / whole[0]
+        survival = [math.prod(rates[:d]) * (1 - kept) ** (d - 1) for d in range(1, n + 1)]
+        length = sum((1 - end) ** d for d in range(n))
+        spent = float(np.interp(length, range(len(whole)), whole))
+        return (1 + found * sum(survival)) / ((1 - found) * in_vain + found * spent)
+
+    paces = [pace(n) for n in range(len(costs))]
+    chosen = policy.best_depth(stats, rates)
+    assert paces[chosen] == pytest.approx(max(paces), rel=1e-9)
+
+
 @settings(max_examples=200)
 @given(outcomes, st.lists(st.tuples(seconds, seconds), min_size=2, max_size=DEPTH + 1), seconds)
 def test_the_length_is_the_best_by_enumeration(
@@ -367,28 +415,34 @@ def test_rows_of_their_own_kind_are_told_apart() -> None:
         assert mine < sum(decode(length, text, costs, count) for text in texts)
 
 
-def steps_until(
-    policy: LengthPolicy, stats: RowStats, accept: bool, done: Callable[[int], bool]
-) -> int:
+def row_behind(outcomes: Sequence[tuple[int, int]]) -> Row:
+    """A row after steps of these (offered, accepted), as in `past`."""
+    row = row_of(1 << 30)
+    for row.asked, accepted in outcomes:
+        row.count(row.asked, accepted)
+    return row
+
+
+def steps_until(policy: LengthPolicy, row: Row, accept: bool, done: Callable[[int], bool]) -> int:
     """Steps, all accepted or none, until the row drafts as deep as is waited for."""
     for number in itertools.count():
-        length = policy.length(stats)
-        if done(length):
+        row.asked = row.wanted(policy)
+        if done(row.asked):
             return number
-        stats = more(stats, length, length, length if accept else 0)
+        row.count(row.asked, row.asked if accept else 0)
     raise AssertionError
 
 
 @pytest.mark.parametrize("before", [10, 50, 500])
 def test_it_gives_up_soon_and_tries_again_in_time(before: int) -> None:
     policy = CostAware(costs=MODEL)
-    good = past([(6, 6)] * before)
-    assert policy.length(good) > 4
-    assert steps_until(policy, good, accept=False, done=lambda n: n <= 3) <= 40
-    assert steps_until(policy, good, accept=False, done=lambda n: n == 0) <= 160
-    bad = past([(1, 0)] * before)
-    assert policy.length(bad) == 0
-    assert 0 < steps_until(policy, bad, accept=False, done=lambda n: n > 0) <= 160
+    good = [(6, 6)] * before
+    assert policy.length(past(good)) > 4
+    assert steps_until(policy, row_behind(good), accept=False, done=lambda n: n <= 3) <= 40
+    assert steps_until(policy, row_behind(good), accept=False, done=lambda n: n == 0) <= 160
+    bad = [(1, 0)] * before
+    assert policy.length(replace(past(bad), last_asked=0)) == 0
+    assert 0 < steps_until(policy, row_behind([*bad, (0, 0)]), accept=False, done=bool) <= 160
 
 
 @pytest.mark.parametrize("costs", [SMALL, MODEL, LOOKUP, DEAR])
@@ -397,7 +451,7 @@ def test_an_idle_row_tries_again_whatever_rows_before_met(costs: StepCosts, usel
     learning = Learning(CostAware(costs=costs))
     for _ in range(useless):
         decode(learning, lambda place: 0, costs, 96)
-    idle = next(n for n in range(1000) if learning.length(RowStats(steps=n, idle=n)))
+    idle = steps_until(learning, row_behind([]), accept=False, done=bool)
     assert idle <= 200
     # and once it is accepted, goes on
     stats = more(RowStats(steps=idle, idle=idle), 1, 1, 1)
@@ -423,6 +477,11 @@ def test_a_useless_text_behind_good_ones_is_soon_known_to_be(
     for seed in range(12):
         decode(learning, runs(lambda place: before, 96, seed), costs, 96)
     assert decode(learning, lambda place: 0, costs, 256) < 1.12 * 256
+
+
+def test_nothing_is_learnt_from_a_row_that_ended_in_its_first_step() -> None:
+    policy = CostAware(costs=MODEL).after([count_of(2, 2, 1)] * 4)
+    assert policy.after([]) == policy
 
 
 @pytest.mark.parametrize("rate", [0.9, 0.95])
@@ -499,7 +558,7 @@ def test_an_idle_row_decides_again_after_four_steps_and_later_after_more() -> No
 
     asked: list[int] = []
     decode(Never(costs=MODEL), lambda place: 0, MODEL, 100)
-    assert asked == [0, 4, 8, 12, 17, 24, 34, 48, 67, 94]
+    assert asked == [0, 4, 8, 12, 17, 24, 34, 48, 64, 80, 96]
     row = row_of(12)
     row.asked = 3
     row.count(0, 0)  # who looks in vain is not idle
@@ -532,6 +591,18 @@ def test_where_a_draft_ends_is_counted() -> None:
     assert count_of(5, 5, 4).ends() == (4, 0, 4, 0)
     assert count_of(5, 5, 5).ends() == (4, 0, 4, 0)
     assert count_of(5, 0, 0).ends() == count_of(1, 1, 1).ends() == (0, 0, 0, 0)
+
+
+def test_a_stop_inside_a_draft_says_nothing_of_where_drafts_end() -> None:
+    """Drafts that find nothing, or are accepted whole, in front of an end token count as others."""
+    row = row_of(9)
+    row.asked = 4
+    row.count(2, 2, cut=True)
+    assert row.counts[-1] == count_of(2, 2, 2)
+    row.finish = "stop"
+    row.count(0, 0)
+    row.count(2, 2)
+    assert row.counts[1:] == [count_of(4, 0, 0), count_of(4, 2, 2)]
 
 
 def test_a_draft_that_ends_early_costs_what_it_is_long() -> None:

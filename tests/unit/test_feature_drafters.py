@@ -419,6 +419,11 @@ def test_features_are_the_same_whenever_they_are_read(target: HFTarget) -> None:
             for one in (eager, late):
                 one.rewind(np.array([5, 5]))
         assert late.lengths_B.tolist() == [len(text) for text in texts]
+    # of a forward whose first column is padding: a path that is scattered, and a row that was done
+    signals = torch.randn(2, 5, 3)
+    texts = [torch.cat([texts[0], signals[0, [1, 2, 4]]]), texts[1]]
+    for one in (eager, late):
+        one.append(signals, [[1, 2, 4], []])
     for one in (eager, late):
         for b, text in enumerate(texts):
             one.take([0, 1])

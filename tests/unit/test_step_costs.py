@@ -11,6 +11,7 @@ import pytest
 from draftsmith.bench.costs import (
     Cost,
     CostTable,
+    StepCost,
     Workload,
     arms_by_depth,
     clipped_arms,
@@ -100,7 +101,9 @@ def test_between_measured_lengths_costs_are_linear() -> None:
         target=tuple(Cost(width=w, seconds=float(w)) for w in widths.values()),
         draft=(),
     )
-    steps = [[Cost(width=w, seconds=0.5 * n, other=0.2 + 0.1 * n)] * 3 for n, w in widths.items()]
+    steps = [
+        [StepCost(width=w, seconds=0.5 * n, other=0.2 + 0.1 * n)] * 3 for n, w in widths.items()
+    ]
     found = step_costs(table, arms_by_depth(arm("prompt_lookup", 4)), steps)
     assert found.target_D == (1, 2, 3, 4, 5)
     assert found.draft_D == (0, 0.5, 1, 1.5, 2)
@@ -120,7 +123,7 @@ def test_between_measured_depths_a_tree_costs_what_its_nodes_do() -> None:
         target=tuple(Cost(width=w, seconds=float(w)) for w in widths),
         draft=(),
     )
-    found = step_costs(table, arms, [[Cost(width=w, seconds=0.0)] for w in widths])
+    found = step_costs(table, arms, [[StepCost(width=w, seconds=0.0)] for w in widths])
     assert found.target_D == (1, 3, 7, 15, 31, 63, 127, 255)
 
 
@@ -148,8 +151,8 @@ def test_steps_in_which_nothing_was_found_say_nothing_of_a_whole_draft() -> None
         target=tuple(Cost(width=w, seconds=float(w)) for w in (1, 3, 30)),
         draft=(),
     )
-    idle = [Cost(width=1, seconds=0.1)]
-    vain, whole = [Cost(width=1, seconds=0.1)] * 4, [Cost(width=3, seconds=0.7)]
+    idle = [StepCost(width=1, seconds=0.1)]
+    vain, whole = [StepCost(width=1, seconds=0.1)] * 4, [StepCost(width=3, seconds=0.7)]
     arms = clipped_arms(arm("prompt_lookup", 2), (0, 2))
     found = step_costs(table, arms, [idle, vain + whole])
     assert (found.target_D[2], found.draft_D[2]) == (3.0, 0.7)
@@ -163,7 +166,7 @@ def test_what_else_the_target_is_asked_counts_also_in_vain() -> None:
         target=tuple(Cost(width=w, seconds=float(w)) for w in (1, 28, 42)),
         draft=(),
     )
-    steps = [[Cost(width=1, seconds=0.0)], [Cost(width=42, seconds=1.0)]]
+    steps = [[StepCost(width=1, seconds=0.0)], [StepCost(width=42, seconds=1.0)]]
     found = step_costs(table, clipped_arms(arm("lookahead", 2), (0, 2)), steps)
     assert found.target_D == (1.0, 21.5, 42.0)
     assert found.in_vain == 28.0 + 0.5  # its window of 27, without a guess

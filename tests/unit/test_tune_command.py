@@ -18,7 +18,7 @@ from tests.tiny_models import save_pair
 from draftsmith import cli
 from draftsmith.bench import costs, tuner
 from draftsmith.bench.arms import open_drafters
-from draftsmith.bench.costs import Cost, CostTable, DraftCost, Workload
+from draftsmith.bench.costs import Cost, CostTable, DraftCost, StepCost, Workload
 from draftsmith.bench.tuner import (
     Candidate,
     CandidateShape,
@@ -218,7 +218,7 @@ class LinearMeter:
 
     def steps(self) -> list[list[Cost]]:
         return [
-            [Cost(width=1 + arm.used_shape.num_nodes, seconds=self.drafting(arm))]
+            [StepCost(width=1 + arm.used_shape.num_nodes, seconds=self.drafting(arm))]
             for arm in self.arms
         ]
 

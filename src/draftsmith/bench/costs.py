@@ -70,7 +70,7 @@ SETTLED_AFTER = 0.012
 """Seconds of work of one kind behind which it is timed; what lasts longer is done once before."""
 SETTLING = 6
 """No more of a kind come first, however short they are."""
-ROUNDS = 9
+ROUNDS = 15
 """Rounds in which the costs of chains are measured."""
 _PROBED = 64
 """Tokens by which each text is continued while those steps are timed."""
@@ -90,8 +90,18 @@ class Cost:
     width: int
     seconds: float
     """Median."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost:
+    """What one step took beside the target's forward."""
+
+    width: int
+    """Tokens of that forward."""
+    seconds: float
+    """The drafter's."""
     other: float = 0.0
-    """The seconds of neither draft nor target, in a step whose draft took those."""
+    """Verifying, and what the loop does between its parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,7 +244,7 @@ class StepProbe:
                 if served and min(left_B) <= depth:
                     break  # drafts would be cut to the room that is left, or rows be done
 
-    def step(self) -> Cost:
+    def step(self) -> StepCost:
         """Take one whole step behind a prompt; return its width, the drafter's seconds, and those
         of neither drafter nor target.
 
@@ -244,14 +254,14 @@ class StepProbe:
         settle(partial(next, self._steps))
         return self._step()
 
-    def _step(self) -> Cost:
+    def _step(self) -> StepCost:
         for attempt in itertools.count():
             draft, target, begin = *self._spent(), now(self._device)
             if next(self._steps) or attempt >= _PATIENCE:
                 break
         whole, spent = now(self._device) - begin, self._spent()
         draft, target = spent[0] - draft, spent[1] - target
-        return Cost(
+        return StepCost(
             width=self._meter.widths[-1], seconds=draft, other=max(whole - draft - target, 0.0)
         )
 
@@ -351,7 +361,7 @@ class CostMeter:
             draft=tuple(curves),
         )
 
-    def steps(self) -> tuple[tuple[Cost, ...], ...]:
+    def steps(self) -> tuple[tuple[StepCost, ...], ...]:
         """Return the drafter's cost of each arm's steps, by round, arms in their order (and for
         each the samplers in theirs); empty for arms that never draft."""
         columns = zip(*(drafts for _, drafts in self._rounds), strict=True)
@@ -369,11 +379,11 @@ class CostMeter:
         return self._forward.seconds(width)
 
 
-_Round = tuple[list[float], list[Cost | None]]
+_Round = tuple[list[float], list[StepCost | None]]
 """Seconds of a forward of each width; a step of each arm and temperature."""
 
 
-def _draft_curve(costs: Sequence[Cost], rounds: int) -> tuple[Cost, ...]:
+def _draft_curve(costs: Sequence[StepCost], rounds: int) -> tuple[Cost, ...]:
     """Probes take whole drafts, runs end in shorter ones: down to none, which costs nothing, unless
     looking in vain was measured.
 
@@ -381,7 +391,7 @@ def _draft_curve(costs: Sequence[Cost], rounds: int) -> tuple[Cost, ...]:
     widths that fewer than half of the rounds met are pooled with the next wider ones, those at the
     end with the last.
     """
-    groups: list[list[Cost]] = []
+    groups: list[list[StepCost]] = []
     for width in sorted({cost.width for cost in costs} - {1}):
         alike = [cost for cost in costs if cost.width == width]
         if groups and 2 * len(groups[-1]) < rounds:
@@ -532,7 +542,9 @@ def measure_all(
     return meter, costs
 
 
-def step_costs(table: CostTable, arms: Sequence[Arm], steps: Sequence[Sequence[Cost]]) -> StepCosts:
+def step_costs(
+    table: CostTable, arms: Sequence[Arm], steps: Sequence[Sequence[StepCost]]
+) -> StepCosts:
     """Return costs by depth, given the `steps` of these arms (`arms_by_depth`, `CostMeter.steps`).
     Between their depths the target's go by the nodes that a tree has there, the drafter's are
     interpolated."""

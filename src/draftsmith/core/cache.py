@@ -8,8 +8,9 @@ columns behind the committed ones; the owner then keeps a path of them, or none:
                       pending   nodes
     [a b c d root n0 n2]                         commit keeps the root and moves n2 next to n0
 
-The key view that attention reads grows in buckets of 256 columns, so shapes rarely change (and can
-be compiled); attending over the whole capacity would cost more than the rest of a small forward.
+The key view that attention reads grows in buckets of 256 columns (512 where the width of forwards
+is fixed), so shapes rarely change (and can be compiled); attending over the whole capacity would
+cost more than the rest of a small forward.
 
 Shape letters: B rows, T new tokens, C staged columns, S columns of the view, G stores, L layers.
 """

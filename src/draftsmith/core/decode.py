@@ -437,9 +437,10 @@ def _emit(
         if active:
             taken = row.append([*(tokens[b][n] for n in path), last[b]], end_ids, stops)
             offered = known.offered_depth(path) if len(taken) > len(path) else len(taken)
+            cut = len(taken) <= len(path)
             # a tree whose path ends above its depth misses there; a chain had nothing more to draft
-            deep = row.asked if offered and not shape.is_chain and len(taken) > len(path) else 0
-            row.count(max(offered, deep), min(len(taken), len(path)))
+            deep = row.asked if offered and not (shape.is_chain or cut) else 0
+            row.count(max(offered, deep), min(len(taken), len(path)), cut=cut)
             last[b] = taken[-1]
         if len(taken) <= len(path):
             # stopped at a drafted token: it is the row's last, and not cached

@@ -139,7 +139,7 @@ class Row:
     pause: int = 0
     """Steps that were not to draft, since one last was."""
     rests_until: int = 0
-    """The policy is not asked before there are so many."""
+    """The policy is not asked before `pause` has come to this."""
 
     @property
     def room(self) -> int:
@@ -183,8 +183,9 @@ class Row:
         self.rests_until = 0 if length else self.pause + policy.rest(self.pause + 1)
         return length
 
-    def count(self, offered: int, accepted: int) -> None:
-        asked = self.asked if self.finish is None else offered  # a stop cuts a draft short
+    def count(self, offered: int, accepted: int, *, cut: bool = False) -> None:
+        """Take note of a step. `cut`: a stop inside the draft, not the drafter, made it end."""
+        asked = offered if cut else self.asked
         self.counts.append(StepCount(asked=asked, offered=offered, accepted=accepted))
         self.pause = 0 if self.asked else self.pause + 1
 

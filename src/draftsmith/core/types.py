@@ -188,7 +188,12 @@ class StepCount:
 
     def ends(self) -> tuple[int, int, int, int]:
         """What this step adds to `asked_on`, `ended`, `asked_on_kept` and `ended_kept` of
-        `RowStats`."""
+        `RowStats`.
+
+        Where a draft ended may depend on tokens that were drawn behind the refused one. No later
+        draft meets those draws again: they are keyed by position and node (`Purpose.DRAFT`), and a
+        position is another node behind another root.
+        """
         asked, offered, accepted = self.asked, self.offered, self.accepted
         if not offered or asked < 2:
             return 0, 0, 0, 0
@@ -208,8 +213,8 @@ class LengthPolicy(Protocol):
     def length(self, stats: RowStats) -> int: ...
 
     def rest(self, pause: int) -> int:
-        """Say after how many steps a row is asked about again that has not drafted for `pause`
-        steps, the one at hand among them. 1, unless redefined."""
+        """Say after how many steps the policy is asked again about a row that drafts nothing now.
+        `pause`: for how many it has not, this one included. 1, unless redefined."""
         return 1
 
     def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:

@@ -41,7 +41,7 @@ class AdaptiveLength(LengthPolicy):
         return min(max(grown, self.shortest), self.longest)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StepCosts:
     """Seconds of a step by the depth of its chain or tree; index 0: no draft, plain decoding."""
 
@@ -75,8 +75,18 @@ class StepCosts:
         return len(self.target_D) - 1
 
     def seconds(self, length: int) -> float:
-        other = self.other_D[length] if self.other_D else 0.0
-        return self.target_D[length] + self.draft_D[length] + other
+        return self.seconds_D[length]
+
+    @cached_property
+    def seconds_D(self) -> tuple[float, ...]:
+        """Seconds of whole steps, by depth."""
+        other_D = self.other_D or (0.0,) * len(self.target_D)
+        return tuple(map(sum, zip(self.target_D, self.draft_D, other_D, strict=True)))
+
+    @cached_property
+    def least_D(self) -> tuple[float, ...]:
+        """Seconds of the cheapest step that is so deep or deeper."""
+        return tuple(accumulate(self.seconds_D[::-1], min))[::-1]
 
 
 _PRIOR, _RISE = 0.6, 3.0
@@ -86,9 +96,9 @@ _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
 _TRIAL, _BEST = 8, 0.95
-_REST, _LONGER = 4, 0.4
-_HELD, _YOUNG, _SHORT = 2, 8, 3
-_WHOLE = 4.0
+_REST, _LONGER, _LONGEST = 4, 0.4, 16  # steps that an idle row rests: at first, a share, at most
+_HELD, _VAIN, _YOUNG, _SHORT = 2, 4, 8, 3  # steps of a decision: short drafts of a row beyond youth
+_WHOLE = 4.0  # places behind which no draft had ended, before any is seen
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
@@ -156,12 +166,13 @@ class CostAware(LengthPolicy):
 
     What the rows before met counts 0.99 times as much with every step that is not to draft, until a
     draft fails at once: an idle row tries again (the forecasts are judged without this). It
-    decides again after four steps, later after 0.4 times as many as it has been idle. Behind its
-    first eight steps a row that drafts at most three tokens decides at every second one, and while
-    it finds nothing at every fourth: a forecast takes 2 to 5 % of a small model's step. s shrinks
-    where the row's first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that
-    is unlike all others goes by itself. Where no depth pays at these rates and no row has told
-    otherwise, the first drafts hope for rates of 0.95: a dear drafter is tried, too.
+    decides again after four steps, later after 0.4 times as many as it has been idle, 16 at most.
+    Behind its first eight steps a row that drafts at most three tokens decides at every second one,
+    and while it finds nothing at every fourth: a forecast takes 2 % of a small model's step, in an
+    idle row 5 %. s shrinks where the row's first tokens look unlike `usual` (by a log-likelihood
+    ratio above 4): a row that is unlike all others goes by itself. Where no depth pays at these
+    rates and no row has told otherwise, the first drafts hope for rates of 0.95: a dear drafter is
+    tried, too.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -180,10 +191,10 @@ class CostAware(LengthPolicy):
         return self.costs.longest
 
     def rest(self, pause: int) -> int:
-        return max(_REST, int(_LONGER * pause))
+        return min(max(_REST, int(_LONGER * pause)), _LONGEST)
 
     def length(self, stats: RowStats) -> int:
-        held = _REST if stats.vain else _HELD if stats.last_asked <= _SHORT else 1
+        held = _VAIN if stats.vain else _HELD if stats.last_asked <= _SHORT else 1
         if stats.last_asked and stats.steps > _YOUNG and stats.steps % held:
             return stats.last_asked
         now = self.doubting(stats)
@@ -199,7 +210,7 @@ class CostAware(LengthPolicy):
 
     def best_depth(self, stats: RowStats, rates: Iterable[float]) -> int:
         """Return the depth with most tokens per second at these rates; 0: draft nothing."""
-        past, seconds_D, longest = self.past, self._seconds_D, self.max_length
+        past, seconds_D, least_D = self.past, self.costs.seconds_D, self.costs.least_D
         usual = (past.found + _FOUND) / (past.asked + _FOUND)
         found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
         idle = (1.0 - found) * self.costs.in_vain
@@ -222,20 +233,11 @@ class CostAware(LengthPolicy):
             if pace > best:
                 chosen, best = depth, pace
             # if all that is deeper were accepted, and cost nothing more
-            elif 1.0 + found * (tokens + survival * (longest - depth)) < best * (
-                idle + found * self._least_D[below]
+            elif 1.0 + found * (tokens + survival * (self.max_length - depth)) < best * (
+                idle + found * least_D[below]
             ):
                 break
         return chosen
-
-    @cached_property
-    def _seconds_D(self) -> list[float]:
-        return [self.costs.seconds(depth) for depth in range(self.max_length + 1)]
-
-    @cached_property
-    def _least_D(self) -> list[float]:
-        """Seconds of the cheapest step that is so deep or deeper."""
-        return list(accumulate(self._seconds_D[::-1], min))[::-1]
 
     def rates(self, stats: RowStats) -> Iterator[float]:
         """Forecast acceptance by depth, given that all before it is accepted."""
@@ -281,7 +283,9 @@ class CostAware(LengthPolicy):
         return out
 
     def after(self, row: Sequence[StepCount]) -> CostAware:
-        """Return the policy updated with a finished row."""
+        """Return the policy updated with a row that is decoded no further."""
+        if not row:  # it was given up in its first step
+            return self
         past, longest, stats = self.past, self.costs.longest, RowStats()
         tried_D, kept_D, lead = [0.0] * longest, [0.0] * longest, 0.0
         for step in row:
