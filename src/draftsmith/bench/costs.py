@@ -70,7 +70,7 @@ SETTLED_AFTER = 0.012
 """Seconds of work of one kind behind which it is timed; what lasts longer is done once before."""
 SETTLING = 6
 """No more of a kind come first, however short they are."""
-ROUNDS = 15
+ROUNDS = 9
 """Rounds in which the costs of chains are measured."""
 _PROBED = 64
 """Tokens by which each text is continued while those steps are timed."""
