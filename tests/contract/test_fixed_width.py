@@ -28,7 +28,7 @@ def fixed(dtype: torch.dtype) -> HFTarget:
 
 
 @by_dtype
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @by_shape
 @by_case
 def test_drafts_change_no_token(case: Case, shape: TreeShape, dtype: torch.dtype) -> None:
