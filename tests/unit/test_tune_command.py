@@ -216,7 +216,7 @@ class LinearMeter:
     def drafting(self, arm: Arm) -> float:
         return 5.0 * (arm.name.startswith("independent") and arm.used_shape.is_chain)
 
-    def steps(self) -> list[list[Cost]]:
+    def steps(self) -> list[list[StepCost]]:
         return [
             [StepCost(width=1 + arm.used_shape.num_nodes, seconds=self.drafting(arm))]
             for arm in self.arms
