@@ -161,11 +161,10 @@ CODE_MUTANTS = {
     "siblings see each other": Mutant(
         breaks=source(
             cache,
-            "lay_out",
+            "_layout",
             "node_depth, node_see = geometry(parents_BN)",
             "node_depth, node_see = geometry(parents_BN)\n"
             "        node_see = node_see | (node_depth[:, :, None] > node_depth[:, None, :])",
-            decode,
         ),
         drafter=Greedy,
         options={"rule": "match"},
@@ -173,10 +172,9 @@ CODE_MUTANTS = {
     "positions count nodes, not depth": Mutant(
         breaks=source(
             cache,
-            "lay_out",
-            "(counts - 1)[:, None] + node_depth",
-            "counts[:, None] + np.arange(num_nodes)",
-            decode,
+            "_layout",
+            "(counts_B - 1)[:, None] + node_depth",
+            "counts_B[:, None] + np.arange(num_nodes)",
         ),
         drafter=Greedy,
         options={"rule": "match"},

@@ -161,7 +161,7 @@ def token_by_token(reader: BlockReader[Any], steps: int) -> Tensor:
 
 def best_chain(reader: BlockReader[Any], *depths: int) -> Tensor:
     found = reader.chain(np.array(depths), None, 0.0)
-    assert found is not None and found.logits_BND is None
+    assert found is not None and found.law_BND is None
     tokens: Tensor = found.tokens_BN
     return tokens
 

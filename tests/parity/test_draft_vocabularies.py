@@ -87,9 +87,9 @@ class OverAllTokens:
 
     def chain(self, *given: Any) -> Chain | None:
         found = self._reader.chain(*given)
-        if found is None or found.logits_BND is None:
+        if found is None or found.law_BND is None:
             return found
-        return replace(found, logits_BND=self._own.widened(found.logits_BND))
+        return replace(found, law_BND=self._own.widened(found.law_BND).clamp(min=0))
 
 
 def a_target(vocab: int, seed: int, *, compiles: bool) -> HFTarget:

@@ -237,6 +237,22 @@ def test_neighbouring_requests_do_not_correlate(distance: int) -> None:
     assert stats.chisquare(table.ravel()).pvalue > 1e-6
 
 
+def test_few_numbers_are_those_of_many() -> None:
+    """They are made one by one."""
+    every = np.arange(MANY)
+    draw = np.random.default_rng(1)
+    words = (draw.integers(-(2**63), 2**63 - 1, MANY, endpoint=True) for _ in range(2))
+    ids, lanes = (one.tolist() for one in words)
+    noise = Noise(-7, ids, draw.integers(0, 1 << 40, MANY))
+    depth = draw.integers(0, 64, MANY)
+    for lane in (0, 5, np.array(lanes)):
+        many = noise.uniform(every, depth, Purpose.ACCEPT, lane)
+        for some in (every[:1], every[7:20], every[-3:], every[:0]):
+            own = lane[some] if isinstance(lane, np.ndarray) else lane
+            few = noise.uniform(some, depth[some], Purpose.ACCEPT, own)
+            assert few.dtype == many.dtype and np.array_equal(few, many[some])
+
+
 def test_noise_depends_on_its_key_alone() -> None:
     """Not on the batch, its order, the root (only on root + depth), or on what was drawn before."""
     noise = Noise(9, [4, 5, 6], [10, 20, 30])

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from draftsmith.core.trees import geometry
 from draftsmith.errors import BackendError
 
 BUCKET = 256
+_REMEMBERED = 128
+"""How a forward of more tokens is laid out, a piece of a prompt, is not remembered."""
 NO_NODES = np.zeros((1, 0), dtype=np.int64)
 
 
@@ -253,21 +256,24 @@ class KVCache:
             see_BTC: bool, which staged columns (the earlier ones, then these T) a token sees.
             pad_B: leading columns of each row that hold no token (ragged pending, left-padded).
         """
-        num_rows, width = depth_BT.shape
+        width = depth_BT.shape[1]
         lengths = self.lengths_B
         total = self.staged + width
-        self._reserve(int(lengths.max(initial=0)) + total + 1)
-        view = min(self.spec.round_up(int(lengths.max(initial=0)) + total + 1), self.capacity)
-        pads = pad_B if pad_B is not None and pad_B.any() else None
-        start = int(lengths[0]) if num_rows else 0
-        even = pads is None and bool((lengths == start).all())
+        known = lengths.tolist()
+        needed = max(known, default=0) + total + 1
+        self.reserve(needed)
+        view = min(self.spec.round_up(needed), self.capacity)
+        pads = pad_B if pad_B is not None and any(pad_B.tolist()) else None
+        start = known[0] if known else 0
+        even = pads is None and known.count(start) == len(known)
         columns = lengths[:, None] + np.arange(self.staged, total)
         if pads is not None:
             assert self.staged == 0, "ragged pending tokens come first in a step"
             # pads go to a column that no row uses in this view
             columns = columns - pads[:, None]
             columns[np.arange(width) < pads[:, None]] = view - 1
-        self._columns_BC = np.concatenate([self._columns_BC, columns], 1)
+        before = self._columns_BC
+        self._columns_BC = np.concatenate([before, columns], 1) if self.staged else columns
         if isinstance(depth_BT, Tensor):
             positions: Any = depth_BT + to_device(lengths, depth_BT.device)[:, None]
         else:
@@ -305,7 +311,8 @@ class KVCache:
             store_BHSD[rows, :, slots] = new_BHTD.transpose(1, 2)
         return store_BHSD.narrow(2, 0, block.view)
 
-    def _reserve(self, columns: int) -> None:
+    def reserve(self, columns: int) -> None:
+        """Have room for so many tokens in each row."""
         if columns <= self.capacity:
             return
         wanted = self.spec.round_up(max(columns, self.capacity * 3 // 2))
@@ -338,7 +345,7 @@ class KVCache:
 
     def _close_up(self, row: int, start: int, columns: np.ndarray) -> None:
         """Move these columns of a row, counted from `start`, side by side."""
-        if (columns == np.arange(len(columns))).all():
+        if columns.tolist() == list(range(len(columns))):
             return
         for store in self._stores:
             source = to_device(columns + start, store.device)
@@ -399,9 +406,53 @@ class KVCache:
     def fill(self, row: int, contents: Sequence[Tensor]) -> None:
         """Make a row hold what a row of another cache of this target held."""
         self.lengths_B[row] = contents[0].shape[2] if contents else 0
-        self._reserve(int(self.lengths_B[row]) + 1)
+        self.reserve(int(self.lengths_B[row]) + 1)
         for store, held in zip(self._stores, contents, strict=True):
             store[:, row, :, : held.shape[2]] = held
+
+
+def right_aligned(pending: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """([B, P] these tokens, filled up with 0 on the left, [B] how many there are of each row)."""
+    counts = [len(row) for row in pending]
+    tokens = np.zeros((len(counts), max(counts)), dtype=np.int64)
+    for b, row in enumerate(pending):
+        tokens[b, tokens.shape[1] - counts[b] :] = row
+    return tokens, np.array(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a forward of pending tokens and trees is laid out, see `lay_out`. Many forwards share
+    it: nothing of it is to be changed."""
+
+    counts_B: np.ndarray
+    pads_B: np.ndarray
+    depth_BT: np.ndarray
+    see_BTC: np.ndarray
+    """Writable, as torch warns of what is not."""
+
+
+@lru_cache(maxsize=128)
+def _layout(counts: tuple[int, ...], num_nodes: int, parents: bytes | None) -> _Layout:
+    """With so many pending tokens in each row. Shapes recur from step to step, so they are
+    remembered. `parents`: [B, N] int64; None: trees are filled in elsewhere."""
+    counts_B = np.array(counts)
+    width = max(counts)
+    pads_B = width - counts_B
+    depth = np.arange(width + num_nodes)[None] - pads_B[:, None]
+    see = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
+    column = np.arange(width)
+    real = column >= pads_B[:, None]
+    see[:, :width, :width] = (column <= column[:, None]) & real[:, None, :]
+    see[:, width:, :width] = real[:, None, :]
+    if num_nodes and parents is not None:
+        parents_BN = np.frombuffer(parents, dtype=np.int64).reshape(len(counts), num_nodes)
+        node_depth, node_see = geometry(parents_BN)
+        depth[:, width:] = (counts_B - 1)[:, None] + node_depth
+        see[:, width:, width:] = node_see
+    for one in (counts_B, pads_B, depth):
+        one.flags.writeable = False
+    return _Layout(counts_B, pads_B, depth, see)
 
 
 def lay_out(
@@ -417,25 +468,27 @@ def lay_out(
 
     Arrays give an array of tokens; tensors, wherever they are, a tensor.
     """
-    counts: Any = np.array([len(row) for row in pending])
-    width, num_nodes = int(counts.max()), tokens_BN.shape[1]
-    pads = width - counts
+    num_nodes, there = tokens_BN.shape[1], isinstance(parents_BN, Tensor)
+    counts = tuple(map(len, pending))
+    parents = None if there else np.ascontiguousarray(parents_BN, dtype=np.int64).tobytes()
+    width = max(counts)
+    make = _layout if width + num_nodes <= _REMEMBERED else _layout.__wrapped__
+    laid = make(counts, num_nodes, parents)
     tokens: Any = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
     for b, row in enumerate(pending):
-        tokens[b, pads[b] : width] = row
-    depth: Any = np.arange(width + num_nodes)[None] - pads[:, None]
-    see: Any = np.zeros((len(counts), width + num_nodes, width + num_nodes), dtype=bool)
-    column = np.arange(width)
-    real = column >= pads[:, None]
-    see[:, :width, :width] = (column <= column[:, None]) & real[:, None, :]
-    see[:, width:, :width] = real[:, None, :]
+        tokens[b, width - counts[b] : width] = row
     if isinstance(tokens_BN, Tensor):
         tokens = to_device(tokens, tokens_BN.device)
-    if isinstance(parents_BN, Tensor):
-        counts, depth, see = (to_device(one, parents_BN.device) for one in (counts, depth, see))
+    depth: Any = laid.depth_BT
+    see: Any = laid.see_BTC
     if num_nodes:
-        node_depth, node_see = geometry(parents_BN)
         tokens[:, width:] = tokens_BN
-        depth[:, width:] = (counts - 1)[:, None] + node_depth
+    if isinstance(parents_BN, Tensor):
+        node_depth, node_see = geometry(parents_BN)
+        device = parents_BN.device
+        counts_B, depth, see = (
+            to_device(one.copy(), device) for one in (laid.counts_B, depth, see)
+        )
+        depth[:, width:] = (counts_B - 1)[:, None] + node_depth
         see[:, width:, width:] = node_see
-    return tokens, cache.stage(depth, see, pads)
+    return tokens, cache.stage(depth, see, laid.pads_B)

@@ -402,6 +402,8 @@ def _propose(
         return DraftTree.empty(len(depth_B))
     with torch.inference_mode():
         tree = drafter.propose(state, shape.clip(deepest), depth_B, sampler, noise)
+    if tree.candidate_BN is None:
+        return limit_depth(tree, depth_B)
     # probes: as far as the target knows positions, in rows that draft at all
     beyond_B = np.array([row.context_left for row in active])
     return limit_depth(tree, depth_B, np.where(depth_B > 0, beyond_B, 0))

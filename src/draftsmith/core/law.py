@@ -44,6 +44,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FEW = 32
+"""So many numbers are made one by one, in a fraction of the time that arrays take."""
+
+
+def _mix_one(x: int) -> int:
+    """As `_mix`."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _WORD
+    return x ^ x >> 31
+
+
+_WORD = 0xFFFFFFFFFFFFFFFF
 
 
 class Noise:
@@ -67,12 +79,30 @@ class Noise:
         self, rows: Rows, depth: int | Rows, purpose: Purpose, lane: int | Rows = 0
     ) -> np.ndarray:
         """[R] float64 in [0, 1), for the token `depth` places after the root (the next one: 0)."""
+        if len(rows) <= _FEW:
+            return np.array(self._one_by_one(rows, depth, purpose, lane), dtype=np.float64)
         position = (self.roots_B[rows] + depth).astype(np.uint64)
         code = np.uint64(int(purpose)) << np.uint64(56)
         key = _mix(self._base_B[rows] + (position + np.uint64(1)) * _GOLDEN)
         lanes = np.asarray(lane, dtype=np.int64).astype(np.uint64)
         key = _mix(key ^ (code | (lanes + np.uint64(1))))
         return (key >> np.uint64(12)).astype(np.float64) * (1.0 / (1 << 52))
+
+    def _one_by_one(
+        self, rows: Rows, depth: int | Rows, purpose: Purpose, lane: int | Rows
+    ) -> list[float]:
+        """As `uniform`."""
+        bases, roots = self._base_B.tolist(), self.roots_B.tolist()
+        count, golden, code = len(rows), int(_GOLDEN), int(purpose) << 56
+        depths, lanes = (
+            one.tolist() if isinstance(one, np.ndarray) else [one] * count for one in (depth, lane)
+        )
+        found = []
+        for row, deep, number in zip(rows.tolist(), depths, lanes, strict=True):
+            key = _mix_one(bases[row] + (roots[row] + deep + 1) * golden & _WORD)
+            key = _mix_one(key ^ (code | number + 1 & _WORD))
+            found.append((key >> 12) * (1.0 / (1 << 52)))
+        return found
 
     def categorical(
         self, weights_RK: Tensor, rows: Rows, depth: int, purpose: Purpose, lane: int | Rows = 0

@@ -45,6 +45,22 @@ def _words(value: Tensor) -> Tensor:
     return value.long()
 
 
+class Timed:
+    """A piece of work that a `Recorder` times."""
+
+    __slots__ = ("_clock", "_name", "_seconds", "_start")
+
+    def __init__(self, clock: Callable[[], float], seconds: dict[str, float], name: str) -> None:
+        self._clock, self._seconds, self._name, self._start = clock, seconds, name, 0.0
+
+    def __enter__(self) -> None:
+        self._start = self._clock()
+
+    def __exit__(self, *failed: object) -> None:
+        spent = self._clock() - self._start
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
+
+
 class Recorder:
     """Adds up wall-clock seconds by name: `with recorder.time("draft"): ...`."""
 
@@ -52,14 +68,8 @@ class Recorder:
         self._clock = clock
         self.seconds: dict[str, float] = {}
 
-    @contextlib.contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        start = self._clock()
-        try:
-            yield
-        finally:
-            spent = self._clock() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+    def time(self, name: str) -> Timed:
+        return Timed(self._clock, self.seconds, name)
 
     def snapshot(self) -> dict[str, float]:
         return dict(self.seconds)

@@ -136,6 +136,8 @@ def limit_depth(
     The cut looks at depth alone, which was known before drawing, so it keeps sampled laws exact.
     Probes are never accepted, so they may have a limit of their own: the target's context.
     """
+    if tree.candidate_BN is None and tree.num_nodes <= min(depth_B.tolist(), default=0):
+        return tree  # no node is deeper than there are nodes
     parents_BN, limit_BN = tree.parents_BN, depth_B[:, None]
     if tree.candidate_BN is not None and probe_depth_B is not None:
         limit_BN = np.where(tree.candidate_BN.numpy(), limit_BN, probe_depth_B[:, None])

@@ -198,7 +198,7 @@ class _HeadReader:
             return None
         scores_BND = self._own_BKD[:, : int(depth_B.max())]
         best_BN = largest(scores_BND.flatten(0, 1))[1].view(scores_BND.shape[:2])
-        return Chain(tokens_BN=self.columns.tokens(best_BN), logits_BND=None, count_B=depth_B)
+        return Chain(tokens_BN=self.columns.tokens(best_BN), law_BND=None, count_B=depth_B)
 
     def root(self) -> Tensor:
         heads, k = self._heads, self._depth

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.core.attention import attend_fused
-from draftsmith.core.cache import Block, lay_out
+from draftsmith.core.cache import Block, KVCache, lay_out, right_aligned
 from draftsmith.core.transfer import to_device
-from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.drafters.base import TargetView
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.blocks import (
@@ -99,10 +99,6 @@ class PEagleNetwork(FusedNetwork):
 class PEagleEngine(PairEngine):
     """Runs pairs, and unknown ones behind them (a `DraftEngine`)."""
 
-    def keep(self, tokens_BP: np.ndarray, block: Block, feature_BPS: Tensor) -> None:
-        """Write keys and values of these pairs to the block's cache."""
-        self.forward(tokens_BP, block, 1, Signals(), feature_BPS)
-
     @property
     def unknown(self) -> int:
         """The token that is not known."""
@@ -110,18 +106,24 @@ class PEagleEngine(PairEngine):
 
     def draft(
         self,
+        cache: KVCache,
         tokens_BP: np.ndarray,
-        block: Block,
+        counts_B: np.ndarray,
         feature_BPS: Tensor,
-        count: int,
+        places: int,
         *,
+        limit: int | None,
         depth_B: np.ndarray | None = None,
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Read these pairs, `count` - 1 of which, at the end, are unknown; see `_block`."""
-        called = self._call(tokens_BP, block, count, feature_BPS)
-        return self._block(tokens_BP, called, block, count, depth_B, draws, confidence)
+        """Read these pairs, see `right_aligned`, the last `places` of which are unknown, and commit
+        the others; see `_block`. `limit`: the length of the context; positions beyond it stand
+        still at its end."""
+        count = places + 1
+        called = self._run(cache, tokens_BP, counts_B, feature_BPS, limit, keep=count)
+        cache.commit(counts_B - places)
+        return self._block(tokens_BP, called, count, depth_B, draws, confidence)
 
 
 class PEagleReader(BlockReader[PEagleEngine]):
@@ -146,41 +148,39 @@ class PEagleReader(BlockReader[PEagleEngine]):
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
         assert self._engine is not None
-        tokens_BP, block, feature_BPS, pending_B = self._staged(self._engine.unknown)
-        found = self._engine.draft(
-            tokens_BP,
-            block,
+        pending, feature_BPS = self._with_places()
+        unknown = [self._engine.unknown] * (self._count - 1)
+        return self._engine.draft(
+            self._state.cache,
+            *right_aligned([[*row, *unknown] for row in pending]),
             feature_BPS,
-            self._count,
+            len(unknown),
+            limit=self._target.max_length,
             depth_B=depth_B,
             draws=draws,
             confidence=confidence,
         )
-        self._state.cache.commit(pending_B)
-        return found
 
     def _read(self) -> Tensor:
-        tokens_BP, block, feature_BPS, pending_B = self._staged(0)
-        states_BPH = self._states(tokens_BP, feature_BPS, block, self._count - 1)
-        self._state.cache.commit(pending_B)
-        return self._network.own_logits(states_BPH[:, -self._count :], self._target)
-
-    def _staged(self, unknown: int) -> tuple[np.ndarray, Block, Tensor, np.ndarray]:
-        """Tokens and states of what is still to be kept and of the places, where they stand, and
-        how many of each row's are kept."""
-        pending, feature_BPS = self._pending()
+        pending, feature_BPS = self._with_places()
         rows, places = len(pending), self._count - 1
         tokens_BP, block = lay_out(
             self._state.cache,
             pending,
-            np.full((rows, places), unknown, dtype=np.int64),
+            np.zeros((rows, places), dtype=np.int64),
             np.arange(-1, places - 1)[None].repeat(rows, 0),
         )
         if self._target.max_length is not None:
             block.stop_at(self._target.max_length - 1)
-        behind = self._network.place_features(rows, places).to(feature_BPS.dtype)
-        feature_BPS = torch.cat([feature_BPS, behind], dim=1)
-        return tokens_BP, block, feature_BPS, np.array([len(row) for row in pending])
+        states_BPH = self._states(tokens_BP, feature_BPS, block, places)
+        self._state.cache.commit(np.array([len(row) for row in pending]))
+        return self._network.own_logits(states_BPH[:, -self._count :], self._target)
+
+    def _with_places(self) -> tuple[list[list[int]], Tensor]:
+        """Tokens of what is still to be kept; its states, and those of the places behind it."""
+        pending, feature_BPS = self._pending()
+        behind = self._network.place_features(len(pending), self._count - 1)
+        return pending, torch.cat([feature_BPS, behind.to(feature_BPS.dtype)], dim=1)
 
     def _keep(self, tokens_BP: np.ndarray, feature_BPS: Tensor, block: Block) -> None:
         self._states(tokens_BP, feature_BPS, block, 0)

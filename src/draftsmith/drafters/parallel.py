@@ -23,7 +23,6 @@ of an attention head, F nodes, V vocabulary.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.core.attention import attend_fused
-from draftsmith.core.cache import Block, lay_out
+from draftsmith.core.cache import Block, KVCache, lay_out, right_aligned
 from draftsmith.core.transfer import to_device
 from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
 from draftsmith.drafters.base import STRUCTURE, TargetView, at_least
@@ -162,17 +161,11 @@ class ParallelEngine(LayerEngine):
             return f"its blocks have {len(network.masks)} drafts, more than {_PLACES}"
         return unfit_layers(network, form) or uneven(form, {"Markov term": network.rank})
 
-    def keep(self, tokens_BP: np.ndarray, block: Block, feature_BPS: Tensor) -> None:
-        """Write keys and values of these pairs to the block's cache."""
-        call, held = self._call(tokens_BP, block, 1, feature_BPS)
-        if not self._lib.c.ds_block(self._at, ctypes.byref(call), None):
-            raise self._unknown(tokens_BP)
-        del held
-
     def draft(
         self,
+        cache: KVCache,
         tokens_BP: np.ndarray,
-        block: Block,
+        counts_B: np.ndarray,
         feature_BPS: Tensor,
         *,
         limit: int | None,
@@ -180,18 +173,13 @@ class ParallelEngine(LayerEngine):
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Keep and commit these pairs, and draft a block behind the last of each row; see
-        `LayerEngine._block`. `limit`: the length of the context; positions beyond it stand still at
-        its end."""
-        cache, rows, count = block.cache, len(tokens_BP), self._count
-        cache.commit(block.pending_B)
-        depth_BP = np.arange(count)[None].repeat(rows, 0)
-        staged = cache.stage(depth_BP, np.ones((rows, count, count), dtype=bool))
-        if limit is not None:
-            block.stop_at(limit - 1)
-            staged.stop_at(limit - 1)
-        called = self._call(tokens_BP, block, 1, feature_BPS, room=count)
-        return self._block(tokens_BP, called, staged, count, depth_B, draws, confidence)
+        """Keep and commit these pairs, see `right_aligned`, and draft a block behind the last of
+        each row; see `LayerEngine._block`. `limit`: the length of the context; positions beyond it
+        stand still at its end."""
+        count = self._count
+        called = self._run(cache, tokens_BP, counts_B, feature_BPS, limit, room=count)
+        cache.commit(counts_B)
+        return self._block(tokens_BP, called, count, depth_B, draws, confidence)
 
     def added(self, tokens_BF: Tensor) -> Tensor:
         """[B, F, Vd]: what the Markov term adds behind these tokens."""
@@ -227,10 +215,9 @@ class ParallelReader(BlockReader[ParallelEngine]):
     ) -> tuple[Tensor, Tensor, np.ndarray]:
         assert self._engine is not None
         pending, feature_BPS = self._pending()
-        tokens_BP, block = lay_out(self._state.cache, pending)
         return self._engine.draft(
-            tokens_BP,
-            block,
+            self._state.cache,
+            *right_aligned(pending),
             feature_BPS,
             limit=self._target.max_length,
             depth_B=depth_B,

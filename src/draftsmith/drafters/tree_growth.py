@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 
 from draftsmith.config import require
-from draftsmith.core.cache import Block, KVCache, lay_out
+from draftsmith.core.cache import KVCache, lay_out, right_aligned
 from draftsmith.core.law import Law, Noise, Purpose
-from draftsmith.core.sampling import History, Sampler, highest
+from draftsmith.core.sampling import History, Sampler, highest, require_finite
 from draftsmith.core.transfer import to_device
 from draftsmith.core.trees import depths, history_at, levels, sees, shape_parents
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, Signals, TreeShape
@@ -69,8 +70,8 @@ class Chain:
     """What a reader drafted by itself."""
 
     tokens_BN: Tensor
-    logits_BND: Tensor | None
-    """Those that each token was drawn from; None: it was not."""
+    law_BND: Tensor | None
+    """Probabilities that each token was drawn with, by the reader's columns; None: it was not."""
     count_B: np.ndarray
     """Tokens of each row's chain, no more than it may draft; what stands behind them is none."""
 
@@ -122,10 +123,9 @@ class ModelReader:
         if engine is None:
             return None
         known = self._vocabularies
-        fed, block = self._pending()
         chosen_BN, own_BND, count_B = engine.chain(
-            fed,
-            block,
+            self._cache,
+            *right_aligned(self._pending()),
             depth_B,
             most=known.known,
             limit=self._model.max_length,
@@ -134,13 +134,14 @@ class ModelReader:
         )
         return Chain(
             tokens_BN=known.target_ids(chosen_BN),
-            logits_BND=None if own_BND is None else self._own(own_BND),
+            # a token that the draft model does not have: not -inf but 0
+            law_BND=None if own_BND is None else self._own(own_BND).clamp(min=0),
             count_B=count_B,
         )
 
     def root(self) -> Tensor:
         """Feed and commit what the cache lacks of the known tokens."""
-        fed, block = self._pending()
+        fed, block = lay_out(self._cache, self._pending())
         stay_inside(self._model, block)
         logits_BNV = self._model.forward(torch.from_numpy(fed), block, 1, Signals()).logits_BNV
         self._cache.commit(block.pending_B)
@@ -153,15 +154,13 @@ class ModelReader:
         wide = self._vocabularies.to_target(logits.reshape(-1, logits.shape[-1]))
         return wide.reshape(*logits.shape[:-1], -1)
 
-    def _pending(self) -> tuple[np.ndarray, Block]:
-        """The last known tokens that the cache lacks, staged; what lies before them is fed."""
+    def _pending(self) -> Sequence[Sequence[int]]:
+        """The last known tokens that the cache lacks; what lies before them is fed."""
         pending: Sequence[Sequence[int]] = [
             self._vocabularies.to_draft(torch.tensor(row[int(have) :], dtype=torch.long)).tolist()
             for row, have in zip(self._known, self._cache.lengths_B, strict=True)
         ]
-        pending = feed_beginning(self._model, self._cache, pending)
-        fed, block = lay_out(self._cache, pending)
-        return fed, block
+        return feed_beginning(self._model, self._cache, pending)
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         """See `Reader`; the parents' states are in the cache, so `above_BF` is not needed."""
@@ -364,23 +363,31 @@ def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelect
 
 def _tree_of(chain: Chain, how: ChildSelection, columns: Columns) -> DraftTree:
     """The chain that a reader drafted by itself: all but its last node were fed."""
-    rows, steps = chain.tokens_BN.shape
-    template = np.arange(-1, steps - 1)
-    fed_BN = np.tile(np.arange(steps), (rows, 1))
-    fed_BN[:, -1] = -1
-    parents_BN = np.where(np.arange(steps) >= chain.count_B[:, None], PADDING, template)
+    steps = chain.tokens_BN.shape[1]
+    parents_BN, fed_BN, q_rows_BN = _chain_nodes(tuple(chain.count_B.tolist()), steps)
     law = None
-    if chain.logits_BND is not None:
-        # softmax(logits / T), as the reader drew: no option of the sampler asks for other tokens
-        law = columns.named(how.sampler.law(chain.logits_BND.flatten(0, 1)))
+    if chain.law_BND is not None:
+        law_RD = chain.law_BND.flatten(0, 1)
+        require_finite(law_RD[:, 0])
+        law = columns.named(Law(law_RD, columns.count))
     return DraftTree(
         tokens_BN=chain.tokens_BN,
-        parents_BN=torch.from_numpy(parents_BN),
+        parents_BN=parents_BN,
         proposal=PROPOSALS[how.choice],
         q=law,
-        q_rows_BN=None if law is None else torch.arange(rows * steps).view(rows, steps),
-        fed_BN=torch.from_numpy(fed_BN),
+        q_rows_BN=None if law is None else q_rows_BN,
+        fed_BN=fed_BN,
     )
+
+
+@lru_cache(maxsize=128)
+def _chain_nodes(counts: tuple[int, ...], steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, N] of chains of these lengths: parents, which of the fed tokens each node was, rows of
+    their laws. Trees share them: they are not to be changed."""
+    node_N = torch.arange(steps)
+    parents_BN = (node_N - 1).where(node_N < torch.tensor(counts)[:, None], PADDING)
+    fed_BN = node_N.where(node_N < steps - 1, -1).repeat(len(counts), 1)
+    return parents_BN, fed_BN, torch.arange(len(counts) * steps).view(-1, steps)
 
 
 def _grow_fixed(

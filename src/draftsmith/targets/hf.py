@@ -400,7 +400,7 @@ class HFTarget:
         if self._engine is not None:
             with beside_engine(True):
                 out = self._engine.forward(tokens_BT, block, keep, signals)
-                if out.signals_BTS is not None:
+                if out.signals_BTS is not None and out.signals_BTS.dtype != self.dtype:
                     out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
                 return out
         tokens_BT = to_device(tokens_BT, self.device)

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from draftsmith.config import require
-from draftsmith.core.cache import Block, lay_out
+from draftsmith.core.cache import Block, KVCache, lay_out, right_aligned
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
@@ -52,10 +52,12 @@ KeysAndValues = tuple[Tensor, Tensor]
 class BlockEngine(Protocol):
     """What runs the network of a drafter of blocks in the compiled engine."""
 
-    token_of_D: Tensor | None
+    columns: Columns
 
-    def keep(self, tokens_BP: np.ndarray, block: Block, feature_BPS: Tensor) -> None:
-        """Write keys and values of these pairs to the block's cache."""
+    def keep(
+        self, cache: KVCache, tokens_BP: np.ndarray, counts_B: np.ndarray, feature_BPS: Tensor
+    ) -> None:
+        """Keep and commit keys and values of these pairs, see `right_aligned`."""
 
 
 E = TypeVar("E", bound=BlockEngine)
@@ -79,8 +81,8 @@ class BlockReader(abc.ABC, Generic[E]):
     ) -> None:
         self._target, self._state, self._count = target, state, count
         self._engine = engine
-        ids_D = network.target_ids if engine is None else engine.token_of_D
-        self.columns = Columns(target.vocab_size, ids_D)
+        own = Columns(target.vocab_size, network.target_ids) if engine is None else engine.columns
+        self.columns = own
         self._own_BPD = torch.empty(0)
         self._depth = 0
 
@@ -100,8 +102,8 @@ class BlockReader(abc.ABC, Generic[E]):
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
         """As `_read` by the engine; with `depth_B` also so many tokens of each row: ([B, P, D]
-        logits, of the places that are chosen from with what the tokens before add; [B, N] rows of
-        the head that were chosen; [B] tokens of each row)."""
+        logits, and of the places that are drawn from their laws; [B, N] rows of the head that were
+        chosen; [B] tokens of each row)."""
 
     def _added(self, before_BF: Tensor) -> Tensor | None:
         """[B, F, D]: what these tokens before add to logits; None: nothing."""
@@ -114,11 +116,11 @@ class BlockReader(abc.ABC, Generic[E]):
         if self._engine is None:
             return None
         drawn = None if draws is None else draws(int(depth_B.max()))
-        logits_BPD, chosen_BN, count_B = self._draft(depth_B, drawn, confidence)
+        law_BPD, chosen_BN, count_B = self._draft(depth_B, drawn, confidence)
         made = max(int(count_B.max()), 1)
         return Chain(
             tokens_BN=self.columns.tokens(chosen_BN[:, :made]),
-            logits_BND=None if draws is None else logits_BPD[:, :made],
+            law_BND=None if draws is None else law_BPD[:, :made],
             count_B=count_B,
         )
 
@@ -145,16 +147,14 @@ class BlockReader(abc.ABC, Generic[E]):
             start_B = np.minimum(cache.lengths_B, np.maximum(pairs_B - 1, 0))
             cache.rewind(start_B)
             end_B = np.minimum(pairs_B, start_B + targets.CHUNK)
-            ends = zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
-            pending = [row[first + 1 : end + 1] for row, first, end in ends]
-            feature_BPS = state.features.right_aligned(start_B, end_B)
+            pending, feature_BPS = state.pairs(start_B, end_B)
             if (end_B == pairs_B).all():
                 return pending, feature_BPS
-            tokens_BP, block = lay_out(cache, pending)
             if self._engine is not None:
-                self._engine.keep(tokens_BP, block, feature_BPS)
-            else:
-                self._keep(tokens_BP, feature_BPS, block)
+                self._engine.keep(cache, *right_aligned(pending), feature_BPS)
+                continue
+            tokens_BP, block = lay_out(cache, pending)
+            self._keep(tokens_BP, feature_BPS, block)
             cache.commit(block.pending_B)
 
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftsmith.core.cache import Block
+from draftsmith.core.cache import KVCache
 from draftsmith.drafters.base import TargetView
+from draftsmith.drafters.columns import Columns
 from draftsmith.drafters.hidden.network import Network
 from draftsmith.errors import UnsupportedModel
 from draftsmith.targets.config import Weights
@@ -58,12 +59,15 @@ class LayerEngine(Runner):
 
     token_of_D: Tensor | None
     """Ids of the draft vocabulary's tokens; None: all of them."""
+    columns: Columns
+    """The tokens that its logits are of."""
 
     def __init__(self, network: Network, target: TargetView, engine: Engine, form: str) -> None:
         super().__init__(form, network.rotary.module)
         self._config, self._target, self._target_engine = network.config, target, engine
         ids_D = network.target_ids
         self.token_of_D = None if ids_D is None else ids_D.cpu().contiguous()
+        self.columns = Columns(target.vocab_size, self.token_of_D)
 
     def _open_layers(
         self,
@@ -101,11 +105,20 @@ class LayerEngine(Runner):
             )
         )
 
+    def keep(
+        self, cache: KVCache, tokens_BP: np.ndarray, counts_B: np.ndarray, feature_BPS: Tensor
+    ) -> None:
+        """Keep and commit keys and values of these pairs, see `right_aligned`."""
+        call, held = self._run(cache, tokens_BP, counts_B, feature_BPS, None, keep=0)
+        if not self._lib.c.ds_block(self._at, ctypes.byref(call), None):
+            raise self._unknown(tokens_BP)
+        cache.commit(counts_B)
+        del held
+
     def _block(
         self,
         tokens_BP: np.ndarray,
         called: tuple[Call, list[Any]],
-        staged: Block,
         count: int,
         depth_B: np.ndarray | None,
         draws: Draws | None,
@@ -114,23 +127,21 @@ class LayerEngine(Runner):
         """Make this call of these tokens, and draft a block behind the last pair of each row.
 
         Args:
-            staged: where its places stand.
             count: its laws.
             depth_B: how many tokens are chosen in each row; None: none.
             draws, confidence: see `Runner.chain`.
 
         Returns:
-            (logits [B, P, Vd], of the places that are chosen from with what the tokens before add;
-            [B, N] rows of the head that were chosen; [B] tokens of each row).
+            (logits [B, P, Vd], of the places that are chosen from with what the tokens before add,
+            of those that are drawn from their laws; [B, N] rows of the head that were chosen; [B]
+            tokens of each row).
         """
         rows, (call, held) = len(tokens_BP), called
         logits_BPV = torch.zeros((rows, count, self._head_rows))
         call.logits = logits_BPV.data_ptr()
         count_B = np.zeros(rows, dtype=np.int64) if depth_B is None else depth_B.astype(np.int64)
         chosen_BN = torch.zeros((rows, int(count_B.max())), dtype=torch.int64)
-        chain, also_held = self._chain(
-            staged, chosen_BN, count_B, self.token_of_D, draws, confidence
-        )
+        chain, also_held = self._chain(chosen_BN, count_B, self.token_of_D, draws, confidence)
         if not self._lib.c.ds_block(self._at, ctypes.byref(call), ctypes.byref(chain)):
             raise self._unknown(tokens_BP)
         del held, also_held

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.core.attention import attend_fused
-from draftsmith.core.cache import Block, KVCache, KVSpec, lay_out
+from draftsmith.core.cache import Block, KVCache, KVSpec, lay_out, right_aligned
 from draftsmith.core.config import MOST_NODES
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import common_prefix
@@ -106,9 +106,11 @@ class Features:
             with torch.inference_mode():  # as while decoding, also where rows are taken or rewound
                 self._reserve(int(self.lengths_B.max()))
                 for b, end in enumerate(self.lengths_B.tolist()):
-                    new = [_columns(signals[b], rows[b]) for signals, rows in self._new]
-                    rows_NS = torch.cat(new)
-                    self._store_BTS[b, end - len(rows_NS) : end] = rows_NS
+                    for signals_BTS, columns in reversed(self._new):
+                        begin = end - len(columns[b])
+                        if columns[b]:
+                            self._store_BTS[b, begin:end] = _columns(signals_BTS[b], columns[b])
+                        end = begin
             self._new.clear()
         return self._store_BTS
 
@@ -121,11 +123,11 @@ class Features:
 
     def right_aligned(self, start_B: np.ndarray, end_B: np.ndarray) -> Tensor:
         """[B, P, S]: each row's features from `start` to `end`, filled up on the left."""
-        counts = end_B - start_B
         store_BTS = self._stored()
-        first, end = int(start_B[0]), int(end_B[0])
-        if (start_B == first).all() and (end_B == end).all():
-            return store_BTS[:, first:end]
+        starts, ends = start_B.tolist(), end_B.tolist()
+        if len(set(starts)) == len(set(ends)) == 1:
+            return store_BTS[:, starts[0] : ends[0]]
+        counts = end_B - start_B
         width = int(counts.max())
         index_BP = np.maximum(end_B[:, None] - width + np.arange(width)[None], 0)
         rows = torch.arange(len(counts), device=store_BTS.device)[:, None]
@@ -157,6 +159,13 @@ class FeatureState(TextState):
 
     cache: KVCache
     features: Features
+
+    def pairs(self, start_B: np.ndarray, end_B: np.ndarray) -> tuple[list[list[int]], Tensor]:
+        """The pairs of each row from `start` to `end`: their tokens, and [B, P, S] their features,
+        filled up on the left."""
+        ends = zip(self.known, start_B.tolist(), end_B.tolist(), strict=True)
+        tokens = [row[first + 1 : end + 1] for row, first, end in ends]
+        return tokens, self.features.right_aligned(start_B, end_B)
 
     def take(self, rows: Sequence[int]) -> FeatureState:
         self.cache.take(rows)
@@ -212,8 +221,8 @@ class PairReader:
     ) -> None:
         self._network, self._target, self._state = network, target, state
         self._engine = engine
-        ids_D = network.target_ids if engine is None else engine.token_of_D
-        self.columns = Columns(target.vocab_size, ids_D)
+        own = Columns(target.vocab_size, network.target_ids) if engine is None else engine.columns
+        self.columns = own
         self._above_BTH = torch.empty(0)
         self._depth = 0
 
@@ -224,10 +233,10 @@ class PairReader:
         engine = self._engine
         if engine is None:
             return None
-        tokens_BP, feature_BPS, block = self._pending()
-        chosen_BN, logits_BND, count_B = engine.chain(
-            tokens_BP,
-            block,
+        pending, feature_BPS = self._pending()
+        chosen_BN, law_BND, count_B = engine.chain(
+            self._state.cache,
+            *right_aligned(pending),
             depth_B,
             most=engine.model.head.rows,
             limit=self._target.max_length,
@@ -237,37 +246,29 @@ class PairReader:
             confidence=confidence,
         )
         tokens_BN = self.columns.tokens(chosen_BN)
-        return Chain(tokens_BN=tokens_BN, logits_BND=logits_BND, count_B=count_B)
+        return Chain(tokens_BN=tokens_BN, law_BND=law_BND, count_B=count_B)
 
     def root(self) -> Tensor:
-        tokens_BP, feature_BPS, block = self._pending()
+        pending, feature_BPS = self._pending()
+        tokens_BP, block = lay_out(self._state.cache, pending)
         predict, regress = self._read(torch.from_numpy(tokens_BP), feature_BPS, block, keep=1)
         self._state.cache.commit(block.pending_B)
         self._above_BTH = regress[:, -1:]
         return predict[:, -1]
 
-    def _pending(self) -> tuple[np.ndarray, Tensor, Block]:
-        """The last settled pairs that are not read yet: tokens, features, where they are staged;
-        what lies before them is read."""
-        cache, pairs = self._state.cache, self._state.features.lengths_B
+    def _pending(self) -> tuple[list[list[int]], Tensor]:
+        """Tokens and states of the last settled pairs that are not read yet; what lies before them
+        is read."""
+        cache, pairs_B = self._state.cache, self._state.features.lengths_B
         # every row reads at least its last pair, because the root's state is not kept
-        cache.rewind(np.minimum(cache.lengths_B, np.maximum(pairs - 1, 0)))
-        while (beyond := pairs - cache.lengths_B - targets.CHUNK).max() > 0:
-            piece = cache.lengths_B + np.minimum(np.maximum(beyond, 0), targets.CHUNK)
-            tokens_BP, feature_BPS, block = self._staged(piece)
+        cache.rewind(np.minimum(cache.lengths_B, np.maximum(pairs_B - 1, 0)))
+        while (beyond_B := pairs_B - cache.lengths_B - targets.CHUNK).max() > 0:
+            piece_B = np.minimum(np.maximum(beyond_B, 0), targets.CHUNK)
+            pending, feature_BPS = self._state.pairs(cache.lengths_B, cache.lengths_B + piece_B)
+            tokens_BP, block = lay_out(cache, pending)
             self._read(torch.from_numpy(tokens_BP), feature_BPS, block, keep=1)
             cache.commit(block.pending_B)
-        return self._staged(pairs)
-
-    def _staged(self, end_B: np.ndarray) -> tuple[np.ndarray, Tensor, Block]:
-        """The pairs of each row from those in the cache up to `end`."""
-        state, start_B = self._state, self._state.cache.lengths_B
-        pending = [
-            row[first + 1 : end + 1]
-            for row, first, end in zip(state.known, start_B.tolist(), end_B.tolist(), strict=True)
-        ]
-        tokens_BP, block = lay_out(state.cache, pending)
-        return tokens_BP, state.features.right_aligned(start_B, end_B), block
+        return self._state.pairs(cache.lengths_B, pairs_B)
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         depth_BF = np.full(tokens_BF.shape, self._depth, dtype=np.int64)

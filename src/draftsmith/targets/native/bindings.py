@@ -121,6 +121,8 @@ class Call(Structure):
         *[(name, c_int32) for name in ("threads", "rows", "width", "staged", "keep")],
         *[(name, c_int32) for name in ("num_signals", "last_hidden", "cache_bf16")],
         ("feature_width", c_int32),
+        ("count", c_void_p),
+        ("last", c_int64),
         *[(name, c_void_p) for name in ("feature", "token", "position", "see", "column", "slot")],
         ("first_slot", c_int64),
         *[(name, c_void_p) for name in ("committed", "cache")],
@@ -134,7 +136,7 @@ class Chain(Structure):
 
     _fields_ = [
         *[(name, c_int32) for name in ("steps", "vocab")],
-        *[(name, c_void_p) for name in ("position", "slot", "committed", "token_of", "uniform")],
+        *[(name, c_void_p) for name in ("token_of", "uniform")],
         *[(name, c_double) for name in ("temperature", "confidence")],
         *[(name, c_void_p) for name in ("count", "chosen", "scores")],
     ]

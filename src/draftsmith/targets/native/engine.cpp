@@ -199,8 +199,13 @@ struct Model {
 //
 //   tokens    . . a b        real   0 0 1 1        computed   a b c d e f
 //             c d e f               1 1 1 1
+//
+// With `count` each row is so many tokens that go on with its text side by side, on the right: where they
+// stand, and what they see, follows, and neither `see` nor what is said of columns is read.
 struct Call {
   int32_t threads, rows, width, staged, keep, num_signals, last_hidden, cache_bf16, feature_width;
+  const int64_t* count;              // [rows]; or null
+  int64_t last;                      // with `count`: positions beyond this one stand still there
   const float* feature;              // [rows, width, feature_width], of a drafter
   const int64_t *token, *position;   // [rows, width]
   const uint8_t* see;                // [rows, width, staged]: what of the staged columns a token sees
@@ -216,20 +221,17 @@ struct Call {
   const float *cosine, *sine;        // [positions, width / 2]
 };
 
-// A chain, drafted behind the last token of each row of a `Call` that has one: of the most probable
-// tokens, or of draws.
+// A chain, drafted behind the last token of each row of a `Call` with `count` that has one: of the most
+// probable tokens, or of draws.
 struct Chain {
-  int32_t steps, vocab;               // vocab: of the head
-  const int64_t *position, *slot;     // [rows, steps - 1], of the tokens that are fed again; of a block
-                                      // [rows, places], and without steps it is not chosen from
-  const int64_t* committed;           // [rows], once the call's tokens are
+  int32_t steps, vocab;               // vocab: of the head; without steps nothing is chosen
   const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
   const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
   double temperature;                 // of the draws; 1 without any
   double confidence;                  // a row ends behind the token that makes its chain less probable
   int64_t* count;                     // [rows], in: tokens that are wanted; out: those that it has
   int64_t* chosen;                    // [rows, steps] rows of the head
-  float* scores;                      // [steps, rows, padded], what they are drawn by; or null
+  float* scores;                      // [steps, rows, padded]: the laws of draws; or null
 };
 
 // The tokens that are computed, one behind the other.
@@ -256,18 +258,25 @@ struct Batch {
     longest = c.staged;
     for (int b = 0; b < c.rows; ++b) {
       longest = std::max(longest, (int)c.committed[b] + c.staged);
-      for (int t = 0; t < c.width; ++t) {
+      const int first = c.count ? c.width - (int)c.count[b] : 0;
+      for (int t = first; t < c.width; ++t) {
         const int at = b * c.width + t;
-        const uint8_t* see = c.see + (size_t)at * c.staged;
-        for (int k = 0; k < c.staged; ++k)
-          if (see[k]) seen.push_back((int32_t)c.column[(size_t)b * c.staged + k]);
-        if ((int)seen.size() == seen_from.back()) continue;
+        if (c.count) {
+          for (int k = 0; k <= t - first; ++k) seen.push_back((int32_t)c.committed[b] + k);
+          position.push_back((int32_t)std::min(c.committed[b] + t - first, c.last));
+          slot.push_back((int32_t)c.committed[b] + t - first);
+        } else {
+          const uint8_t* see = c.see + (size_t)at * c.staged;
+          for (int k = 0; k < c.staged; ++k)
+            if (see[k]) seen.push_back((int32_t)c.column[(size_t)b * c.staged + k]);
+          if ((int)seen.size() == seen_from.back()) continue;
+          position.push_back((int32_t)c.position[at]);
+          slot.push_back((int32_t)(c.slot ? c.slot[at] : c.first_slot + t));
+        }
         if (c.token[at] < 0 || c.token[at] >= known + (unknown && t > c.width - c.keep)) return false;
         seen_from.push_back((int32_t)seen.size());
         token.push_back(c.token[at]);
-        position.push_back((int32_t)c.position[at]);
         row.push_back(b);
-        slot.push_back((int32_t)(c.slot ? c.slot[at] : c.first_slot + t));
         committed.push_back((int32_t)c.committed[b]);
         place.push_back(at);
         if (t < c.width - c.keep) continue;
@@ -314,16 +323,23 @@ static void quantise(const Matrix& m, const float* x, int8_t* q, float* scale, f
   }
 }
 
-static int64_t place_of_largest(const float* x, int n) {
+static float largest_of(const float* x, int n) {
   float top = -INFINITY;
   int i = 0;
-  if (n >= LANES) {
-    F most = load(x);
-    for (i = LANES; i + LANES <= n; i += LANES) most = max(most, load(x + i));
-    top = largest(most);
+  if (n >= 2 * LANES) {  // two at a time: each waits for the one before
+    F one = load(x), other = load(x + LANES);
+    for (i = 2 * LANES; i + 2 * LANES <= n; i += 2 * LANES) {
+      one = max(one, load(x + i));
+      other = max(other, load(x + i + LANES));
+    }
+    top = largest(max(one, other));
   }
   for (; i < n; ++i) top = std::max(top, x[i]);
-  const int64_t place = std::find(x, x + n, top) - x;
+  return top;
+}
+
+static int64_t place_of_largest(const float* x, int n) {
+  const int64_t place = std::find(x, x + n, largest_of(x, n)) - x;
   return place < n ? place : 0;  // NaN: verification will say so
 }
 
@@ -331,7 +347,7 @@ static int64_t place_of_largest(const float* x, int n) {
 struct Mass {
   static constexpr int BLOCK = 256, SUMS = 8;
 
-  std::vector<float> weight, kept;
+  std::vector<float> weight;
   std::vector<double> block;  // sums, in double: one of 50,000 places may weigh little
   double total = 0;
 
@@ -340,7 +356,7 @@ struct Mass {
   bool of_scores(const float* x, int n, double temperature) {
     weight.resize((n + BLOCK - 1) / BLOCK * BLOCK);
     std::fill(weight.begin() + n, weight.end(), 0.0f);
-    const float largest = x[place_of_largest(x, n)];
+    const float largest = largest_of(x, n);
     const F top = all(largest), by = all((float)(1 / temperature)), none = all(1.7e-38f);
     F odd = zero();
     auto weigh = [&](F v) {
@@ -374,18 +390,16 @@ struct Mass {
     }
   }
 
-  // The weights' shares of their sum, less q of these places (null: all), where that leaves
-  // something; else as they were.
-  void take_away(const float* q, const int64_t* ids, int count) {
-    const float by = (float)(1 / total);
-    kept = weight;
-    for (float& w : weight) w *= by;
-    for (int i = 0; i < count; ++i) weight[ids ? ids[i] : i] -= q[i];
-    for (float& w : weight) w = std::max(w, 0.0f);
+  // Less q of these places (null: all), which has the weights' sum, where that leaves something; else
+  // false.
+  bool take_away(const float* q, const int64_t* ids, int count) {
+    const float by = (float)total;
+    for (int i = 0; i < count; ++i) {
+      float& w = weight[ids ? ids[i] : i];
+      w = std::max(w - by * q[i], 0.0f);
+    }
     add_up();
-    if (total > 0) return;
-    weight.swap(kept);
-    add_up();
+    return total > 0;
   }
 
   // The place left of which a share u of the mass lies: never one without weight.
@@ -412,7 +426,7 @@ struct Mass {
 
 // What softmax(x / temperature) gives to this place. x is padded.
 static double probability(const float* x, int n, double temperature, int64_t place) {
-  const F top = all(x[place_of_largest(x, n)]), by = all((float)(1 / temperature));
+  const F top = all(largest_of(x, n)), by = all((float)(1 / temperature));
   F sums = zero();
   int i = 0;
   for (; i + LANES <= n; i += LANES) sums = sums + exp((load(x + i) - top) * by);
@@ -803,19 +817,25 @@ struct Engine : Products {
     return true;
   }
 
-  // The token that a row's chain goes on with, by the scores of the head.
-  int64_t choose(int member, const Chain& chain, int row, int step, const float* score, double& sure) {
+  // The token that a row's chain goes on with, by the scores of the head, which a draw turns into its law.
+  int64_t choose(int member, const Chain& chain, int row, int step, float* score, double& sure) {
     const size_t at = (size_t)row * chain.steps + step;
     int64_t place;
+    double probable = 1;
     if (chain.uniform) {
-      own[member].mass.of_scores(score, chain.vocab, chain.temperature);  // verification says what is NaN
-      place = own[member].mass.place(chain.uniform[at]);
+      Mass& mass = own[member].mass;
+      const bool known = mass.of_scores(score, chain.vocab, chain.temperature);
+      place = mass.place(chain.uniform[at]);
+      probable = mass.weight[place] / mass.total;
+      const F by = all(known ? (float)(1 / mass.total) : NAN);
+      for (int i = 0; i < chain.vocab; i += LANES) store(score + i, load(mass.weight.data() + i) * by);
     } else {
       place = place_of_largest(score, chain.vocab);
+      if (chain.confidence > 0) probable = probability(score, chain.vocab, chain.temperature, place);
     }
     chain.chosen[at] = place;
     if (chain.confidence > 0) {
-      sure *= probability(score, chain.vocab, chain.temperature, place);
+      sure *= probable;
       if (sure < chain.confidence) chain.count[row] = std::min(chain.count[row], (int64_t)step + 1);
     }
     return chain.token_of ? chain.token_of[place] : place;
@@ -839,6 +859,7 @@ struct Engine : Products {
     for (int b = 0; b < call.rows; ++b)
       if (std::find(row.begin(), row.end(), b) == row.end()) chain.count[b] = 0;  // fed nothing
     batch.longest += again;
+    auto committed = [&](int b) { return call.committed[b] + call.count[b]; };
     for (int step = 0; rows; ++step) {
       batch.logits = chain.uniform ? chain.scores + (size_t)step * call.rows * padded : found.data();
       run(call);
@@ -857,12 +878,12 @@ struct Engine : Products {
       batch.seen.clear();
       batch.seen_from.assign(1, 0);
       for (int i = 0; i < rows; ++i) {
-        const size_t own = (size_t)row[i] * again;
-        batch.position[i] = (int32_t)chain.position[own + step];
-        batch.slot[i] = (int32_t)chain.slot[own + step];
-        batch.committed[i] = (int32_t)chain.committed[row[i]];
+        const int64_t behind = committed(row[i]);
+        batch.position[i] = (int32_t)std::min(behind + step, call.last);
+        batch.slot[i] = (int32_t)behind + step;
+        batch.committed[i] = (int32_t)behind;
         batch.place[i] = batch.logit_at[i] = i;
-        for (int k = 0; k <= step; ++k) batch.seen.push_back((int32_t)chain.slot[own + k]);
+        for (int k = 0; k <= step; ++k) batch.seen.push_back((int32_t)behind + k);
         batch.seen_from.push_back((int32_t)batch.seen.size());
       }
     }
@@ -963,13 +984,14 @@ struct Engine : Products {
     batch.tokens = rows * count;
     batch.longest = count;
     for (int b : row) {
-      batch.longest = std::max(batch.longest, (int)chain.committed[b] + count);
+      const int64_t behind = call.committed[b] + call.count[b];
+      batch.longest = std::max(batch.longest, (int)behind + count);
       for (int n = 0; n < count; ++n) {
-        batch.position.push_back((int32_t)chain.position[(size_t)b * count + n]);
-        batch.slot.push_back((int32_t)chain.slot[(size_t)b * count + n]);
-        batch.committed.push_back((int32_t)chain.committed[b]);
+        batch.position.push_back((int32_t)std::min(behind + n, call.last));
+        batch.slot.push_back((int32_t)behind + n);
+        batch.committed.push_back((int32_t)behind);
         batch.row.push_back(b);
-        for (int k = 0; k < count; ++k) batch.seen.push_back((int32_t)chain.slot[(size_t)b * count + k]);
+        for (int k = 0; k < count; ++k) batch.seen.push_back((int32_t)behind + k);
         batch.seen_from.push_back((int32_t)batch.seen.size());
       }
     }
@@ -1124,9 +1146,10 @@ int64_t ds_reject(const float* logits, int vocab, double temperature, int64_t to
   thread_local Mass mass;
   if (!mass.of_scores(logits, vocab, temperature)) return -2;
   float own = ids ? 0.0f : q[token];
-  for (int i = 0; ids && i < count; ++i) own += ids[i] == token ? q[i] : 0.0f;
+  for (int i = 0; ids && i < count; ++i)
+    if (ids[i] == token) own += q[i];
   if (u[0] < (float)(mass.weight[token] / mass.total) / own) return -1;
-  mass.take_away(q, ids, count);
+  if (!mass.take_away(q, ids, count)) mass.of_scores(logits, vocab, temperature);
   return mass.place(u[1]);
 }
 

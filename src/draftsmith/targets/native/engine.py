@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.core.cache import Block, KVSpec
+from draftsmith.core.cache import Block, KVCache, KVSpec
 from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.errors import InputError
 from draftsmith.provenance import free_memory_bytes
@@ -283,8 +283,8 @@ class Runner(Matrices):
         call, held = self._call(tokens_BT, block, keep, feature_BTS)
         layers = np.array(signals.layers, dtype=np.int32)
         kinds = len(layers) + signals.last_hidden
-        # nothing is written for padding
-        room = torch.empty if np.asarray(block.see_BTC).any(-1).all() else torch.zeros
+        # nothing is written for padding, of which there is none where all rows write the same run
+        room = torch.empty if isinstance(block.slots_BT, int) else torch.zeros
         logits_BNV = room((call.rows, call.keep, self._head_rows))
         signals_BTS = room((call.rows, call.width, kinds * self.model.hidden))
         call.num_signals, call.last_hidden = len(layers), int(signals.last_hidden)
@@ -300,8 +300,9 @@ class Runner(Matrices):
 
     def chain(
         self,
-        tokens_BP: Tensor | np.ndarray,
-        block: Block,
+        cache: KVCache,
+        tokens_BP: np.ndarray,
+        counts_B: np.ndarray,
         depth_B: np.ndarray,
         *,
         most: int,
@@ -311,10 +312,10 @@ class Runner(Matrices):
         draws: Draws | None = None,
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor | None, np.ndarray]:
-        """Feed and commit these tokens, and draft a chain behind the last of each row, all but the
-        last of which stay staged in the block's cache.
+        """Feed and commit these tokens, and draft a chain behind the last of each row.
 
         Args:
+            tokens_BP, counts_B: see `right_aligned`; they go on with what the cache holds.
             depth_B: how many tokens each row wants, at most.
             most: rows of the head that count.
             limit: the length of the context; positions beyond it stand still at its end.
@@ -324,71 +325,99 @@ class Runner(Matrices):
             confidence: a row's chain ends behind the token that makes it less probable than this.
 
         Returns:
-            ([B, S] rows of the head, with draws their logits [B, S, most], [B] tokens of each
-            chain), S the longest of them; zeros for a row that is fed nothing.
+            ([B, S] rows of the head, the laws [B, S, most] that they were drawn from (None: they
+            were not), [B] tokens of each chain), S the longest of them; zeros for a row that is fed
+            nothing. Of logits that are NaN a law is NaN.
         """
-        cache, rows, steps = block.cache, len(tokens_BP), int(depth_B.max())
-        again = steps - 1
-        counts_B = block.pending_B
+        rows, steps = len(tokens_BP), int(depth_B.max())
+        call, held = self._run(cache, tokens_BP, counts_B, feature_BPS, limit, room=steps - 1)
         cache.commit(counts_B)
-        staged = block
-        if again:
-            depth_BN = np.arange(again)[None].repeat(rows, 0)
-            staged = cache.stage(depth_BN, np.tri(again, dtype=bool)[None].repeat(rows, 0))
-        if limit is not None and int(cache.lengths_B.max()) + again >= limit:
-            block.stop_at(limit - 1)
-            staged.stop_at(limit - 1)
-        call, held = self._call(tokens_BP, block, 1, feature_BPS, room=again)
         chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
         count_B = np.array(depth_B, dtype=np.int64)  # a copy, which the extension writes
-        chain, also_held = self._chain(staged, chosen_BN, count_B, token_of_D, draws, confidence)
-        chain.vocab, scores_NBV = most, None
+        chain, also_held = self._chain(chosen_BN, count_B, token_of_D, draws, confidence)
+        chain.vocab, laws_NBV = most, None
         if draws is not None:
-            scores_NBV = torch.zeros((steps, rows, self._head_rows))
-            chain.scores = scores_NBV.data_ptr()
+            laws_NBV = torch.zeros((steps, rows, self._head_rows))
+            chain.scores = laws_NBV.data_ptr()
         if not self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain)):
             raise self._unknown(tokens_BP)
         del held, also_held
         made = max(int(count_B.max()), 1)
-        if scores_NBV is None:
+        if laws_NBV is None:
             return chosen_BN[:, :made], None, count_B
-        return chosen_BN[:, :made], scores_NBV[:made, :, :most].transpose(0, 1), count_B
+        return chosen_BN[:, :made], laws_NBV[:made, :, :most].transpose(0, 1), count_B
 
     def _call(
-        self,
-        tokens_BT: Tensor | np.ndarray,
-        block: Block,
-        keep: int,
-        feature_BTS: Tensor | None,
-        room: int = 0,
+        self, tokens_BT: Tensor | np.ndarray, block: Block, keep: int, feature_BTS: Tensor | None
     ) -> tuple[Call, list[Any]]:
-        """The call of a forward, outputs aside, and the arrays that it points to. `room`: tokens
-        that will be fed behind these."""
-        token, position = _numbers(tokens_BT), _numbers(block.positions_BT)
+        """The call of a forward, outputs aside, and the arrays that it points to."""
+        position, column = _numbers(block.positions_BT), _numbers(block.columns_BC)
         see = np.ascontiguousarray(block.see_BTC)
-        column, committed = _numbers(block.columns_BC), _numbers(block.lengths_B)
         even = isinstance(block.slots_BT, int)
         slot = None if even else _numbers(block.slots_BT)
-        cosine, sine = self._rotation(int(position.max(initial=0)) + 1 + room)
-        store = block.cache.whole()
+        call, held = self._begun(
+            *(tokens_BT, block.cache, block.lengths_B, feature_BTS),
+            positions=int(position.max(initial=0)) + 1,
+        )
+        call.staged, call.keep = see.shape[2], min(keep, see.shape[1])
+        call.position, call.see = position.ctypes.data, see.ctypes.data
+        call.column = column.ctypes.data
+        if slot is None:
+            call.first_slot = block.slots_BT
+        else:
+            call.slot = slot.ctypes.data
+        return call, [*held, position, see, column, slot]
+
+    def _run(
+        self,
+        cache: KVCache,
+        tokens_BP: np.ndarray,
+        counts_B: np.ndarray,
+        feature_BPS: Tensor | None,
+        limit: int | None,
+        *,
+        keep: int = 1,
+        room: int = 0,
+    ) -> tuple[Call, list[Any]]:
+        """The call of tokens that go on with the texts in a cache, see `chain`, and the arrays that
+        it points to. Nothing is staged: what they see is what stands before them. `room`: tokens
+        that will be fed behind them."""
+        width = tokens_BP.shape[1]
+        longest = max(cache.lengths_B.tolist(), default=0) + width + room
+        cache.reserve(longest)
+        positions = longest if limit is None else min(longest, limit)
+        call, held = self._begun(
+            tokens_BP, cache, cache.lengths_B, feature_BPS, positions=positions
+        )
+        counts_B = _numbers(counts_B)
+        call.staged, call.keep = width, keep
+        call.count, call.last = counts_B.ctypes.data, positions - 1
+        return call, [*held, counts_B]
+
+    def _begun(
+        self,
+        tokens_BT: Tensor | np.ndarray,
+        cache: KVCache,
+        lengths_B: np.ndarray,
+        feature_BTS: Tensor | None,
+        *,
+        positions: int,
+    ) -> tuple[Call, list[Any]]:
+        """What any call says, and the arrays that it points to. `positions`: no token stands at
+        this one, or behind it."""
+        token, committed = _numbers(tokens_BT), _numbers(lengths_B)
+        cosine, sine = self._rotation(positions)
+        store = cache.whole()
         strides = store.stride()
         feature = None if feature_BTS is None else feature_BTS.float().contiguous()
-        rows, width, staged = see.shape
         call = Call(
             threads=engine_threads(),
-            rows=rows,
-            width=width,
-            staged=staged,
-            keep=min(keep, width),
+            rows=token.shape[0],
+            width=token.shape[1],
             cache_bf16=int(store.dtype == torch.bfloat16),
             feature_width=0 if feature is None else feature.shape[-1],
             feature=None if feature is None else feature.data_ptr(),
             token=token.ctypes.data,
-            position=position.ctypes.data,
-            see=see.ctypes.data,
-            column=column.ctypes.data,
-            slot=None if slot is None else slot.ctypes.data,
-            first_slot=block.slots_BT if even else 0,
             committed=committed.ctypes.data,
             cache=store.data_ptr(),
             layer_stride=strides[0],
@@ -397,12 +426,10 @@ class Runner(Matrices):
             cosine=cosine.ctypes.data,
             sine=sine.ctypes.data,
         )
-        held = [token, position, see, column, slot, committed, cosine, sine, store, feature]
-        return call, held
+        return call, [token, committed, cosine, sine, store, feature]
 
     def _chain(
         self,
-        staged: Block,
         chosen_BN: Tensor,
         count_B: np.ndarray,
         token_of_D: Tensor | None,
@@ -410,17 +437,13 @@ class Runner(Matrices):
         confidence: float,
     ) -> tuple[Chain, list[Any]]:
         """How tokens are chosen behind those of a call, all rows of the head counting, and the
-        arrays that this points to. `staged`: where they stand."""
-        position, slot = _numbers(staged.positions_BT), _numbers(staged.columns_BC)
-        committed, uniform = _numbers(staged.lengths_B), None
+        arrays that this points to."""
+        uniform = None
         if draws is not None:
             uniform = np.ascontiguousarray(draws.uniform_BN, dtype=np.float64)
         chain = Chain(
             steps=chosen_BN.shape[1],
             vocab=self.model.head.rows,
-            position=position.ctypes.data,
-            slot=slot.ctypes.data,
-            committed=committed.ctypes.data,
             token_of=None if token_of_D is None else token_of_D.data_ptr(),
             uniform=None if uniform is None else uniform.ctypes.data,
             temperature=1.0 if draws is None else draws.temperature,
@@ -428,7 +451,7 @@ class Runner(Matrices):
             count=count_B.ctypes.data,
             chosen=chosen_BN.data_ptr(),
         )
-        return chain, [position, slot, committed, uniform]
+        return chain, [uniform]
 
     def _unknown(self, tokens_BT: Tensor | np.ndarray) -> InputError:
         tokens = np.asarray(tokens_BT)
