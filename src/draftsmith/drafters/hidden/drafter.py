@@ -104,8 +104,9 @@ class Features:
         """All that there are, [B, T, S]."""
         if self._new:
             with torch.inference_mode():  # as while decoding, also where rows are taken or rewound
-                self._reserve(int(self.lengths_B.max()))
-                for b, end in enumerate(self.lengths_B.tolist()):
+                ends = self.lengths_B.tolist()
+                self._reserve(max(ends))
+                for b, end in enumerate(ends):
                     for signals_BTS, columns in reversed(self._new):
                         begin = end - len(columns[b])
                         if columns[b]:
@@ -572,8 +573,9 @@ class FeatureDrafter(TrainedDrafter):
     ) -> DraftTree:
         assert isinstance(state, FeatureState)
         # before the target's first forward a row has nothing to draft from
-        depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
-        if not depth_B.any():
+        if not all(state.features.lengths_B.tolist()):
+            depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
+        if not any(depth_B.tolist()):
             return DraftTree.empty(len(state.known))
         how = ChildSelection(
             self.config.proposal,
