@@ -39,6 +39,7 @@ def options(setting: str, tokens: int = 3) -> DecodeOptions:
 
 @pytest.mark.parametrize("setting", ["greedy", "cool", "counts"])
 @pytest.mark.parametrize("case", TREES, ids=str)
+@pytest.mark.every(2)
 def test_emitted_law_is_the_targets_law(case: Case, setting: str) -> None:
     target, draft_model = models(case)
     found = check(case, target, draft_model, options(setting))
@@ -115,6 +116,7 @@ def test_a_chain_is_judged_as_by_block(seed: int, sharp: float) -> None:
 @pytest.mark.parametrize("proposal", [Proposal.SAMPLED, Proposal.WITHOUT_REPLACEMENT])
 @pytest.mark.parametrize("shape", [WIDE, BUSHY, TreeShape(widths=(2, 2))], ids=str)
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.every(5)
 def test_never_fewer_are_accepted_than_token_by_token(
     seed: int, shape: TreeShape, proposal: Proposal
 ) -> None:

@@ -353,15 +353,17 @@ class KVCache:
 
     def rollback(self) -> None:
         """Forget all that is staged."""
-        self.staged = 0
-        self._columns_BC, self._staged_at = np.zeros((self.num_rows, 0), dtype=np.int64), ()
+        if self.staged:
+            self.staged = 0
+            self._columns_BC, self._staged_at = np.zeros((self.num_rows, 0), dtype=np.int64), ()
 
     def rewind(self, lengths_B: Sequence[int] | np.ndarray) -> None:
         """Keep only the first `lengths_B` tokens of each row."""
-        wanted = np.asarray(lengths_B, dtype=np.int64)
-        if (wanted > self.lengths_B).any() or (wanted < 0).any():
-            raise ValueError(f"cannot rewind rows of {self.lengths_B} tokens to {wanted}")
-        self.lengths_B = wanted.copy()
+        wanted = [int(length) for length in lengths_B]
+        have = self.lengths_B.tolist()
+        if any(not 0 <= want <= has for want, has in zip(wanted, have, strict=True)):
+            raise ValueError(f"cannot rewind rows of {have} tokens to {wanted}")
+        self.lengths_B = np.array(wanted, dtype=np.int64)
         self.rollback()
 
     def take(self, rows: Sequence[int]) -> None:

@@ -133,8 +133,8 @@ class LayerEngine(Runner):
 
         Returns:
             (logits [B, P, Vd], of the places that are chosen from with what the tokens before add,
-            of those that are drawn from their laws; [B, N] rows of the head that were chosen; [B]
-            tokens of each row).
+            of those that are drawn from their laws; [B, N] tokens that were chosen; [B] tokens of
+            each row).
         """
         rows, (call, held) = len(tokens_BP), called
         logits_BPV = torch.zeros((rows, count, self._head_rows))

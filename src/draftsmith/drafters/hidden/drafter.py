@@ -108,10 +108,10 @@ class Features:
                 self._reserve(max(ends))
                 for b, end in enumerate(ends):
                     for signals_BTS, columns in reversed(self._new):
-                        begin = end - len(columns[b])
-                        if columns[b]:
-                            self._store_BTS[b, begin:end] = _columns(signals_BTS[b], columns[b])
-                        end = begin
+                        if count := len(columns[b]):
+                            end -= count
+                            place_NS = self._store_BTS[b].narrow(0, end, count)
+                            place_NS.copy_(_columns(signals_BTS[b], columns[b]))
             self._new.clear()
         return self._store_BTS
 
@@ -145,9 +145,9 @@ class Features:
 
 
 def _columns(signals_TS: Tensor, columns: Sequence[int]) -> Tensor:
-    first = columns[0] if columns else 0
-    if list(columns) == list(range(first, first + len(columns))):  # side by side
-        return signals_TS[first : first + len(columns)]
+    first, count = columns[0], len(columns)
+    if list(columns) == list(range(first, first + count)):  # side by side
+        return signals_TS.narrow(0, first, count)
     return signals_TS[to_device(np.array(columns), signals_TS.device)]
 
 
@@ -235,7 +235,7 @@ class PairReader:
         if engine is None:
             return None
         pending, feature_BPS = self._pending()
-        chosen_BN, law_BND, count_B = engine.chain(
+        tokens_BN, law_BND, count_B = engine.chain(
             self._state.cache,
             *right_aligned(pending),
             depth_B,
@@ -246,7 +246,6 @@ class PairReader:
             draws=None if draws is None else draws(int(depth_B.max())),
             confidence=confidence,
         )
-        tokens_BN = self.columns.tokens(chosen_BN)
         return Chain(tokens_BN=tokens_BN, law_BND=law_BND, count_B=count_B)
 
     def root(self) -> Tensor:

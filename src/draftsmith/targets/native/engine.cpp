@@ -225,12 +225,12 @@ struct Call {
 // probable tokens, or of draws.
 struct Chain {
   int32_t steps, vocab;               // vocab: of the head; without steps nothing is chosen
-  const int64_t* token_of;            // row of the head -> token that is fed; or null: the same
+  const int64_t* token_of;            // row of the head -> token; or null: the same
   const double* uniform;              // [rows, steps] in [0, 1): tokens are drawn with these; or null
   double temperature;                 // of the draws; 1 without any
   double confidence;                  // a row ends behind the token that makes its chain less probable
   int64_t* count;                     // [rows], in: tokens that are wanted; out: those that it has
-  int64_t* chosen;                    // [rows, steps] rows of the head
+  int64_t* chosen;                    // [rows, steps] tokens
   float* scores;                      // [steps, rows, padded]: the laws of draws; or null
 };
 
@@ -833,12 +833,13 @@ struct Engine : Products {
       place = place_of_largest(score, chain.vocab);
       if (chain.confidence > 0) probable = probability(score, chain.vocab, chain.temperature, place);
     }
-    chain.chosen[at] = place;
+    const int64_t token = chain.token_of ? chain.token_of[place] : place;
+    chain.chosen[at] = token;
     if (chain.confidence > 0) {
       sure *= probable;
       if (sure < chain.confidence) chain.count[row] = std::min(chain.count[row], (int64_t)step + 1);
     }
-    return chain.token_of ? chain.token_of[place] : place;
+    return token;
   }
 
   //   step       0                     1                  2

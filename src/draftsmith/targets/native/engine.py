@@ -325,8 +325,8 @@ class Runner(Matrices):
             confidence: a row's chain ends behind the token that makes it less probable than this.
 
         Returns:
-            ([B, S] rows of the head, the laws [B, S, most] that they were drawn from (None: they
-            were not), [B] tokens of each chain), S the longest of them; zeros for a row that is fed
+            ([B, S] tokens, the laws [B, S, most] that they were drawn from (None: they were not),
+            [B] tokens of each chain), S the longest of them; zeros for a row that is fed
             nothing. Of logits that are NaN a law is NaN.
         """
         rows, steps = len(tokens_BP), int(depth_B.max())
