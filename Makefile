@@ -4,9 +4,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Quiet: pip has nothing to say that a newcomer needs, unless it fails. Not compiled: most modules are
-# never imported, and those that are compile themselves.
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# Extra arguments for pip
+PIP_OPTIONS ?=
+# Quiet: pip has nothing to say that a newcomer needs, unless it fails.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_OPTIONS)
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 # An environment with vLLM and Ray, apart from ours (see tests/engines/make_env.sh)
 ENGINES ?= .venv/engines

@@ -197,7 +197,6 @@ def check_edge(case: Case, target: Target, draft: Target) -> None:
 
 
 @by_case
-@pytest.mark.every(4)
 def test_a_row_near_an_edge_does_not_depend_on_its_neighbours(case: Case) -> None:
     check_edge(case, dense(0, end_ids=frozenset({4})), dense(1))
     check_edge(case, dense(0, max_length=22), dense(1))

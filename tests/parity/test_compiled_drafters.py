@@ -33,7 +33,7 @@ from draftsmith.drafters.parallel import Parallel
 from draftsmith.drafters.tree_growth import ChildSelection, ModelReader, grow
 from draftsmith.drafters.unrolled import Unrolled
 from draftsmith.drafters.vocabulary import VocabularySubset, padded
-from draftsmith.errors import InputError, UnsupportedModel
+from draftsmith.errors import BackendError, InputError, UnsupportedModel
 from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native.bindings import compiler
@@ -206,6 +206,22 @@ def test_a_chain_of_draws_is_one_call(kind: str, temperature: float) -> None:
         assert_same_draws(one, drawn(other, temperature, seed))
         seen.add(tuple(one.tokens_BN.flatten().tolist()))
     assert temperature <= 1 or len(seen) > 1, "the seed decides nothing"
+
+
+@pytest.mark.parametrize("kind", ["griffin, 40 tokens", "a draft model", "its subset"])
+@torch.inference_mode()
+def test_draws_from_laws_that_are_no_numbers_are_refused(kind: str) -> None:
+    target = compiled()
+    if kind == "griffin, 40 tokens":
+        reader: Any = reader_of(made(kind, target), target, in_engine=True)
+        reader._state.features._stored()[:] = torch.nan
+    else:
+        ids = VocabularySubset(torch.arange(40) * 2 + 1, 3) if kind == "its subset" else None
+        reader = draft_reader(target, ids)
+        reader._cache.whole()[:] = torch.nan
+        reader._cache.lengths_B += 1
+    with pytest.raises(BackendError, match="NaN"):
+        drawn(reader, 1.0, 0)
 
 
 def lengths_of(draft: DraftTree) -> list[int]:

@@ -206,7 +206,7 @@ COMPILES = compiler() is not None
 @pytest.mark.parametrize("sampler", ["T=0", "T=0, options"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", READERS)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_the_best_tokens_are_those_of_all_tokens(
     kind: str,
     shape: str,
@@ -236,7 +236,6 @@ def test_every_network_drafts_the_best_of_all_tokens(
 )
 @pytest.mark.parametrize("sampler", list(SAMPLERS)[2:])
 @pytest.mark.parametrize("kind", [one for one in READERS if one != "medusa"])
-@pytest.mark.every(7)
 def test_draws_and_their_laws_are_those_of_all_tokens(
     kind: str,
     shape: str,

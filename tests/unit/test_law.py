@@ -245,10 +245,10 @@ def test_few_numbers_are_those_of_many() -> None:
     ids, lanes = (one.tolist() for one in words)
     noise = Noise(-7, ids, draw.integers(0, 1 << 40, MANY))
     depth = draw.integers(0, 64, MANY)
-    for lane in (0, 5, np.array(lanes)):
+    for lane in (0, np.int64(5), np.array([7]), np.array(lanes)):
         many = noise.uniform(every, depth, Purpose.ACCEPT, lane)
         for some in (every[:1], every[7:20], every[-3:], every[:0]):
-            own = lane[some] if isinstance(lane, np.ndarray) else lane
+            own = lane[some] if np.size(lane) > 1 else lane
             few = noise.uniform(some, depth[some], Purpose.ACCEPT, own)
             assert few.dtype == many.dtype and np.array_equal(few, many[some])
 

@@ -35,7 +35,6 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig
-from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.suffix import Suffix
@@ -112,7 +111,7 @@ def test_auto_is_tried_with_trees_whose_width_tells_their_depth() -> None:
 
 def test_drafters_that_are_joined_are_tried_with_trees_that_they_fill() -> None:
     arm = Arm(name="x", drafter=Cascade([Suffix(), PromptLookup()]))
-    (found,) = candidates_of(["x"], [arm], DraftingConfig(), 8, 1.0)
+    (found,) = candidates_of(["x"], [arm], DraftingConfig(), 8)
     assert [tree.flags for tree in found.trees] == [("--draft-tree", text) for text in tuner.TREES]
     assert all(tree.is_graded for tree in found.trees)
 
@@ -248,7 +247,7 @@ def tuned(models: Path, out: Path, *more: str) -> Tuning:
 
 def candidates(names: Sequence[str], drafting: DraftingConfig, target: Any) -> Any:
     arms = open_drafters(names, dataclasses.replace(drafting, draft_length="auto"), target)
-    return tuner.candidates_of(names, arms, drafting, 4, 0.0)
+    return tuner.candidates_of(names, arms, drafting, 4)
 
 
 def together(measurement: Measurement, rows: int) -> float:
@@ -355,28 +354,6 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     assert all(entry.flags[2:] == model.flags for entry in model.trees)
     assert {entry.arm.drafter.config.proposal for entry in model.trees} == {"sampled"}
     assert [entry.length for entry in model.entries(model.lengths)] == [1, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("drafting", "temperature", "chain", "flags"),
-    [
-        ({}, 0.7, "sampled", ("--draft-proposal", "sampled")),
-        ({}, 0.0, "greedy", ()),
-        ({"rule": "match"}, 0.7, "greedy", ()),
-        ({"draft_proposal": "greedy"}, 0.7, "greedy", ("--draft-proposal", "greedy")),
-    ],
-)
-def test_chains_are_drawn_where_that_is_accepted_more_often(
-    drafting: dict[str, Any], temperature: float, chain: str, flags: tuple[str, ...]
-) -> None:
-    own = drafting.get("draft_proposal", "greedy")
-    arm = Arm(name="x", drafter=Hass(Hass.Config(proposal=own)))
-    (found,) = candidates_of(["x"], [arm], DraftingConfig(**drafting), 8, temperature)
-    assert found.chain.drafter.config.proposal == chain
-    assert found.flags == flags
-    wanted = drafting.get("draft_proposal", "without_replacement")
-    trees = [one for one in found.trees if not one.arm.used_shape.is_dynamic]
-    assert {one.arm.drafter.config.proposal for one in trees} == {wanted}
 
 
 def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(

@@ -323,45 +323,31 @@ class CandidateDrafter:
 
 
 def candidates_of(
-    names: Sequence[str],
-    arms: Sequence[Arm],
-    options: DraftingConfig,
-    longest: int,
-    temperature: float,
+    names: Sequence[str], arms: Sequence[Arm], options: DraftingConfig, longest: int
 ) -> tuple[CandidateDrafter, ...]:
     """Give each drafter chains of at most `longest` tokens, and its trees."""
     candidates = []
-    # what is drawn is accepted more often than the most probable tokens, if q is looked at
-    draws = temperature > 0 and options.used_rule != "match" and not options.is_lossy()
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
         proposal = options.draft_proposal if proposal_of(arm.drafter) else None
-        chain, flags = arm, _proposal_flags(proposal)
-        if proposal is None and proposal_of(arm.drafter) == "greedy" and draws:
-            chain, flags = _proposing(arm, "sampled"), _proposal_flags("sampled")
         candidates.append(
             CandidateDrafter(
                 name=name,
-                chain=replace(chain, shape=TreeShape.chain(depth)),
-                flags=flags,
+                chain=replace(arm, shape=TreeShape.chain(depth)),
+                flags=_proposal_flags(proposal),
                 trees=_trees(name, arm, proposal) if arm.drafter.takes_trees else (),
             )
         )
     return tuple(candidates)
 
 
-def _proposing(arm: Arm, proposal: str) -> Arm:
-    """Return the arm with a twin of its drafter, whose weights are shared, that proposes so."""
-    twin = copy.copy(arm.drafter)
-    twin.config = replace(arm.drafter.config, proposal=proposal)
-    return replace(arm, drafter=twin)
-
-
 def _trees(name: str, arm: Arm, proposal: str | None) -> tuple[CandidateShape, ...]:
     """Return trees, drawn in the way that is best verified unless the user chose one."""
     if proposal is None and proposal_of(arm.drafter):
         proposal = "without_replacement"
-        arm = _proposing(arm, proposal)
+        twin = copy.copy(arm.drafter)  # its weights are shared
+        twin.config = replace(arm.drafter.config, proposal=proposal)
+        arm = replace(arm, drafter=twin)
     chosen = _proposal_flags(proposal)
     trees: list[tuple[str, TreeShape, tuple[str, ...]]] = []
     for text in TREES:
@@ -412,9 +398,7 @@ class Tuner:
         predictions: Sequence[Sequence[int]],
     ) -> None:
         self._config, self.target, self._sampler = config, target, sampler
-        self._candidates = candidates_of(
-            config.drafters(), arms, config.drafting, config.longest, sampler.temperature
-        )
+        self._candidates = candidates_of(config.drafters(), arms, config.drafting, config.longest)
         self._prompts, self._predictions = prompts, predictions
         self._decoding = DecodeOptions(
             sampler=sampler,

@@ -31,8 +31,8 @@ from draftsmith.core.trees import geometry
 from draftsmith.errors import BackendError
 
 BUCKET = 256
-_REMEMBERED = 128
-"""How a forward of more tokens is laid out, a piece of a prompt, is not remembered."""
+_REMEMBERED = 1 << 13
+"""Layouts with more cells of what tokens see are not remembered: of prompts, of large batches."""
 NO_NODES = np.zeros((1, 0), dtype=np.int64)
 
 
@@ -353,7 +353,7 @@ class KVCache:
 
     def rollback(self) -> None:
         """Forget all that is staged."""
-        if self.staged:
+        if self.staged or self._staged_at:
             self.staged = 0
             self._columns_BC, self._staged_at = np.zeros((self.num_rows, 0), dtype=np.int64), ()
 
@@ -424,14 +424,13 @@ def right_aligned(pending: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a forward of pending tokens and trees is laid out, see `lay_out`. Many forwards share
-    it: nothing of it is to be changed."""
+    """How a forward of pending tokens and trees is laid out, see `lay_out`. Read-only: many
+    forwards share it."""
 
     counts_B: np.ndarray
     pads_B: np.ndarray
     depth_BT: np.ndarray
     see_BTC: np.ndarray
-    """Writable, as torch warns of what is not."""
 
 
 @lru_cache(maxsize=128)
@@ -452,7 +451,7 @@ def _layout(counts: tuple[int, ...], num_nodes: int, parents: bytes | None) -> _
         node_depth, node_see = geometry(parents_BN)
         depth[:, width:] = (counts_B - 1)[:, None] + node_depth
         see[:, width:, width:] = node_see
-    for one in (counts_B, pads_B, depth):
+    for one in (counts_B, pads_B, depth, see):
         one.flags.writeable = False
     return _Layout(counts_B, pads_B, depth, see)
 
@@ -474,22 +473,22 @@ def lay_out(
     counts = tuple(map(len, pending))
     parents = None if there else np.ascontiguousarray(parents_BN, dtype=np.int64).tobytes()
     width = max(counts)
-    make = _layout if width + num_nodes <= _REMEMBERED else _layout.__wrapped__
-    laid = make(counts, num_nodes, parents)
+    small = len(counts) * (width + num_nodes) ** 2 <= _REMEMBERED
+    laid = (_layout if small else _layout.__wrapped__)(counts, num_nodes, parents)
     tokens: Any = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
     for b, row in enumerate(pending):
         tokens[b, width - counts[b] : width] = row
     if isinstance(tokens_BN, Tensor):
         tokens = to_device(tokens, tokens_BN.device)
     depth: Any = laid.depth_BT
-    see: Any = laid.see_BTC
+    see: Any = laid.see_BTC.copy()  # a target's own
     if num_nodes:
         tokens[:, width:] = tokens_BN
     if isinstance(parents_BN, Tensor):
         node_depth, node_see = geometry(parents_BN)
         device = parents_BN.device
         counts_B, depth, see = (
-            to_device(one.copy(), device) for one in (laid.counts_B, depth, see)
+            to_device(one, device) for one in (laid.counts_B.copy(), depth.copy(), see)
         )
         depth[:, width:] = (counts_B - 1)[:, None] + node_depth
         see[:, width:, width:] = node_see

@@ -92,14 +92,19 @@ class Noise:
         self, rows: Rows, depth: int | Rows, purpose: Purpose, lane: int | Rows
     ) -> list[float]:
         """As `uniform`."""
-        bases, roots = self._base_B.tolist(), self.roots_B.tolist()
-        count, golden, code = len(rows), int(_GOLDEN), int(purpose) << 56
-        depths, lanes = (
-            one.tolist() if isinstance(one, np.ndarray) else [one] * count for one in (depth, lane)
-        )
+        golden, code = int(_GOLDEN), int(purpose) << 56
+        every: list[list[int]] = [
+            one.tolist()
+            for one in (
+                self._base_B[rows],
+                self.roots_B[rows],
+                np.broadcast_to(depth, len(rows)),
+                np.broadcast_to(lane, len(rows)),
+            )
+        ]
         found = []
-        for row, deep, number in zip(rows.tolist(), depths, lanes, strict=True):
-            key = _mix_one(bases[row] + (roots[row] + deep + 1) * golden & _WORD)
+        for base, root, deep, number in zip(*every, strict=True):
+            key = _mix_one(base + (root + deep + 1) * golden & _WORD)
             key = _mix_one(key ^ (code | number + 1 & _WORD))
             found.append((key >> 12) * (1.0 / (1 << 52)))
         return found

@@ -82,10 +82,8 @@ def short_walk(
 def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
     """Go on while a child holds the highest logit's token."""
 
-    known_BNV = widened(logits_BNV).numpy()
-
     def next_token(row: int, node: int, depth: int) -> int:
-        known_V = known_BNV[row, node + 1]
+        known_V = widened(logits_BNV[row, node + 1]).numpy()
         token = int(known_V.argmax())  # the lowest of equal ones; NaN counts as the largest
         require_finite(known_V[token : token + 1])
         return token

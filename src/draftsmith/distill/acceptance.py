@@ -185,7 +185,7 @@ def expected_acceptance(
         for (rows, places, logits_p), (_, _, logits_q) in zip(by_target, by_draft, strict=True):
             histories = _histories(batch, rows, places) if sampler.needs_history else ()
             p = sampler.law(logits_p, histories)
-            q = sampler.law(ids.to_target(logits_q.to(logits_p.device)), histories)
+            q = sampler.law(ids.to_target(logits_q.to(logits_p.device), -torch.inf), histories)
             found = overlap(p, q).cpu().numpy()
             for b, i, beta in zip(rows.tolist(), places.tolist(), found.tolist(), strict=True):
                 out[numbers[b]][i] = beta

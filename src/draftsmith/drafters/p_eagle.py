@@ -122,8 +122,10 @@ class PEagleEngine(PairEngine):
         still at its end."""
         count = places + 1
         called = self._run(cache, tokens_BP, counts_B, feature_BPS, limit, keep=count)
+        every = min(counts_B.tolist()) > places
+        found = self._block(tokens_BP, called, count, every, depth_B, draws, confidence)
         cache.commit(counts_B - places)
-        return self._block(tokens_BP, called, count, depth_B, draws, confidence)
+        return found
 
 
 class PEagleReader(BlockReader[PEagleEngine]):

@@ -178,8 +178,10 @@ class ParallelEngine(LayerEngine):
         stand still at its end."""
         count = self._count
         called = self._run(cache, tokens_BP, counts_B, feature_BPS, limit, room=count)
+        every = all(counts_B.tolist())
+        found = self._block(tokens_BP, called, count, every, depth_B, draws, confidence)
         cache.commit(counts_B)
-        return self._block(tokens_BP, called, count, depth_B, draws, confidence)
+        return found
 
     def added(self, tokens_BF: Tensor) -> Tensor:
         """[B, F, Vd]: what the Markov term adds behind these tokens."""

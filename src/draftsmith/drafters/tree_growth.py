@@ -84,8 +84,9 @@ class Vocabularies:
     """Number of tokens in the target's vocabulary."""
     to_draft: Callable[[Tensor], Tensor]
     """Target ids -> ids that the draft model is fed."""
-    to_target: Callable[[Tensor], Tensor]
-    """Draft logits [R, Vd] -> logits [R, size], -inf where the draft model has no token."""
+    to_target: Callable[[Tensor, float], Tensor]
+    """What [R, Vd] draft ids have, such as logits -> what the target's [R, size] have; the number
+    given where the draft model has no token."""
     known: int
     """How many of the draft model's ids, the first ones, the target has."""
     target_ids: Callable[[Tensor], Tensor] = lambda ids: ids
@@ -134,8 +135,7 @@ class ModelReader:
         )
         return Chain(
             tokens_BN=known.target_ids(chosen_BN),
-            # a token that the draft model does not have: not -inf but 0
-            law_BND=None if own_BND is None else self._own(own_BND).clamp(min=0),
+            law_BND=None if own_BND is None else self._own(own_BND, 0.0),
             count_B=count_B,
         )
 
@@ -147,12 +147,13 @@ class ModelReader:
         self._cache.commit(block.pending_B)
         return self._own(logits_BNV[:, -1])
 
-    def _own(self, logits: Tensor) -> Tensor:
-        """[.., D]: the draft model's logits, by `columns`."""
+    def _own(self, values: Tensor, missing: float = -torch.inf) -> Tensor:
+        """[.., D]: the draft model's logits, or probabilities, by `columns`; `missing` where it has
+        no token."""
         if self._vocabularies.ids_on is not None:
-            return logits
-        wide = self._vocabularies.to_target(logits.reshape(-1, logits.shape[-1]))
-        return wide.reshape(*logits.shape[:-1], -1)
+            return values
+        wide = self._vocabularies.to_target(values.reshape(-1, values.shape[-1]), missing)
+        return wide.reshape(*values.shape[:-1], -1)
 
     def _pending(self) -> Sequence[Sequence[int]]:
         """The last known tokens that the cache lacks; what lies before them is fed."""
@@ -368,7 +369,7 @@ def _tree_of(chain: Chain, how: ChildSelection, columns: Columns) -> DraftTree:
     law = None
     if chain.law_BND is not None:
         law_RD = chain.law_BND.flatten(0, 1)
-        require_finite(law_RD[:, 0])
+        require_finite(law_RD.sum(-1))
         law = columns.named(Law(law_RD, columns.count))
     return DraftTree(
         tokens_BN=chain.tokens_BN,

@@ -59,11 +59,11 @@ def padded(draft_size: int, target_size: int) -> Vocabularies:
     """One family, vocabularies padded differently: the common ids, no mass on the rest."""
     common = min(draft_size, target_size)
 
-    def to_target(logits_RV: Tensor) -> Tensor:
+    def to_target(values_RV: Tensor, missing: float) -> Tensor:
         if draft_size == target_size:
-            return logits_RV
+            return values_RV
         room = target_size - common
-        return torch.nn.functional.pad(logits_RV[:, :common], (0, room), value=-torch.inf)
+        return torch.nn.functional.pad(values_RV[:, :common], (0, room), value=missing)
 
     def to_draft(ids: Tensor) -> Tensor:
         return ids.clamp(max=common - 1) if target_size > common else ids
@@ -125,9 +125,9 @@ class VocabularySubset:
                 there[device] = d2t.to(device), t2d.to(device)
             return there[device]
 
-        def to_target(logits_RV: Tensor) -> Tensor:
-            wide = logits_RV.new_full((logits_RV.shape[0], target_size), -torch.inf)
-            wide[:, tables(logits_RV.device)[0]] = logits_RV
+        def to_target(values_RV: Tensor, missing: float) -> Tensor:
+            wide = values_RV.new_full((values_RV.shape[0], target_size), missing)
+            wide[:, tables(values_RV.device)[0]] = values_RV
             return wide
 
         def to_draft(ids: Tensor) -> Tensor:

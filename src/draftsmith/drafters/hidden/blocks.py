@@ -102,8 +102,8 @@ class BlockReader(abc.ABC, Generic[E]):
         confidence: float = 0.0,
     ) -> tuple[Tensor, Tensor, np.ndarray]:
         """As `_read` by the engine; with `depth_B` also so many tokens of each row: ([B, P, D]
-        logits, and of the places that are drawn from their laws; [B, N] tokens that were chosen;
-        [B] tokens of each row)."""
+        logits, with `draws` probabilities at the places that were drawn from; [B, N] tokens that
+        were chosen; [B] tokens of each row)."""
 
     def _added(self, before_BF: Tensor) -> Tensor | None:
         """[B, F, D]: what these tokens before add to logits; None: nothing."""
@@ -116,11 +116,11 @@ class BlockReader(abc.ABC, Generic[E]):
         if self._engine is None:
             return None
         drawn = None if draws is None else draws(int(depth_B.max()))
-        law_BPD, tokens_BN, count_B = self._draft(depth_B, drawn, confidence)
+        read_BPD, tokens_BN, count_B = self._draft(depth_B, drawn, confidence)
         made = max(int(count_B.max()), 1)
         return Chain(
             tokens_BN=tokens_BN[:, :made],
-            law_BND=None if draws is None else law_BPD[:, :made],
+            law_BND=None if draws is None else read_BPD[:, :made],
             count_B=count_B,
         )
 

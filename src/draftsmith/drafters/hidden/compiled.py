@@ -120,6 +120,7 @@ class LayerEngine(Runner):
         tokens_BP: np.ndarray,
         called: tuple[Call, list[Any]],
         count: int,
+        every: bool,
         depth_B: np.ndarray | None,
         draws: Draws | None,
         confidence: float,
@@ -128,16 +129,18 @@ class LayerEngine(Runner):
 
         Args:
             count: its laws.
+            every: each row has a pair.
             depth_B: how many tokens are chosen in each row; None: none.
             draws, confidence: see `Runner.chain`.
 
         Returns:
-            (logits [B, P, Vd], of the places that are chosen from with what the tokens before add,
-            of those that are drawn from their laws; [B, N] tokens that were chosen; [B] tokens of
-            each row).
+            ([B, P, Vd] logits, with what the tokens before add at the places that were chosen from,
+            and with `draws` probabilities there; [B, N] tokens that were chosen; [B] tokens of each
+            row).
         """
         rows, (call, held) = len(tokens_BP), called
-        logits_BPV = torch.zeros((rows, count, self._head_rows))
+        room = torch.empty if every else torch.zeros  # of a row without pairs nothing is written
+        logits_BPV = room((rows, count, self._head_rows))
         call.logits = logits_BPV.data_ptr()
         count_B = np.zeros(rows, dtype=np.int64) if depth_B is None else depth_B.astype(np.int64)
         chosen_BN = torch.zeros((rows, int(count_B.max())), dtype=torch.int64)

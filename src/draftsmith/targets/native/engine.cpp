@@ -390,8 +390,8 @@ struct Mass {
     }
   }
 
-  // Less q of these places (null: all), which has the weights' sum, where that leaves something; else
-  // false.
+  // Less q, scaled to the weights' sum, of these places (null: all). False: that leaves nothing, and the
+  // weights are gone.
   bool take_away(const float* q, const int64_t* ids, int count) {
     const float by = (float)total;
     for (int i = 0; i < count; ++i) {

@@ -288,7 +288,7 @@ class Runner(Matrices):
         logits_BNV = room((call.rows, call.keep, self._head_rows))
         signals_BTS = room((call.rows, call.width, kinds * self.model.hidden))
         call.num_signals, call.last_hidden = len(layers), int(signals.last_hidden)
-        call.signal_at, call.signal = _at(layers), signals_BTS.data_ptr()
+        call.signal_at, call.signal = _address(layers), signals_BTS.data_ptr()
         call.logits = logits_BNV.data_ptr()
         if not self._lib.c.ds_forward(self._at, ctypes.byref(call)):
             raise self._unknown(tokens_BT)
@@ -331,7 +331,6 @@ class Runner(Matrices):
         """
         rows, steps = len(tokens_BP), int(depth_B.max())
         call, held = self._run(cache, tokens_BP, counts_B, feature_BPS, limit, room=steps - 1)
-        cache.commit(counts_B)
         chosen_BN = torch.zeros((rows, steps), dtype=torch.int64)
         count_B = np.array(depth_B, dtype=np.int64)  # a copy, which the extension writes
         chain, also_held = self._chain(chosen_BN, count_B, token_of_D, draws, confidence)
@@ -342,6 +341,7 @@ class Runner(Matrices):
             chain.scores = laws_NBV.data_ptr()
         if not self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain)):
             raise self._unknown(tokens_BP)
+        cache.commit(counts_B)
         del held, also_held
         made = max(*count_B.tolist(), 1)
         if laws_NBV is None:
@@ -361,11 +361,11 @@ class Runner(Matrices):
             positions=int(position.max(initial=0)) + 1,
         )
         call.staged, call.keep = see.shape[2], min(keep, see.shape[1])
-        call.position, call.see, call.column = _at(position), _at(see), _at(column)
+        call.position, call.see, call.column = _address(position), _address(see), _address(column)
         if slot is None:
             call.first_slot = block.slots_BT
         else:
-            call.slot = _at(slot)
+            call.slot = _address(slot)
         return call, [*held, position, see, column, slot]
 
     def _run(
@@ -391,7 +391,7 @@ class Runner(Matrices):
         )
         counts_B = _numbers(counts_B)
         call.staged, call.keep = width, keep
-        call.count, call.last = _at(counts_B), positions - 1
+        call.count, call.last = _address(counts_B), positions - 1
         return call, [*held, counts_B]
 
     def _begun(
@@ -417,8 +417,8 @@ class Runner(Matrices):
             cache_bf16=int(store.dtype == torch.bfloat16),
             feature_width=0 if feature is None else feature.shape[-1],
             feature=None if feature is None else feature.data_ptr(),
-            token=_at(token),
-            committed=_at(committed),
+            token=_address(token),
+            committed=_address(committed),
             cache=store.data_ptr(),
             layer_stride=strides[0],
             row_stride=strides[1],
@@ -445,10 +445,10 @@ class Runner(Matrices):
             steps=chosen_BN.shape[1],
             vocab=self.model.head.rows,
             token_of=None if token_of_D is None else token_of_D.data_ptr(),
-            uniform=None if uniform is None else _at(uniform),
+            uniform=None if uniform is None else _address(uniform),
             temperature=1.0 if draws is None else draws.temperature,
             confidence=confidence,
-            count=_at(count_B),
+            count=_address(count_B),
             chosen=chosen_BN.data_ptr(),
         )
         return chain, [uniform]
@@ -529,7 +529,7 @@ def _numbers(values: Any) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
-def _at(values: np.ndarray) -> int:
+def _address(values: np.ndarray) -> int:
     """Where they lie, in half the time that `values.ctypes` takes."""
     return torch.from_numpy(values).data_ptr()
 
