@@ -476,8 +476,7 @@ def lay_out(
     small = len(counts) * (width + num_nodes) ** 2 <= _REMEMBERED
     laid = (_layout if small else _layout.__wrapped__)(counts, num_nodes, parents)
     tokens: Any = np.zeros((len(counts), width + num_nodes), dtype=np.int64)
-    for b, row in enumerate(pending):
-        tokens[b, width - counts[b] : width] = row
+    tokens[:, :width], _ = right_aligned(pending)
     if isinstance(tokens_BN, Tensor):
         tokens = to_device(tokens, tokens_BN.device)
     depth: Any = laid.depth_BT

@@ -34,7 +34,7 @@ class History:
     num_prompt: int
 
 
-def require_finite(top_R: Tensor | np.ndarray) -> None:
+def require_finite(top_R: Tensor) -> None:
     """
     Raises:
         BackendError: the highest score of some law is NaN or infinite.

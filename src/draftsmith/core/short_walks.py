@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.law import Noise, Purpose
-from draftsmith.core.sampling import Sampler, require_finite, widened
+from draftsmith.core.sampling import Sampler, largest, require_finite, widened
 from draftsmith.core.types import ROOT, DraftTree, Proposal, Verdict
 from draftsmith.core.verify import Match, Rejection, Rule, candidates, make_verdict
 
@@ -83,10 +83,9 @@ def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
     """Go on while a child holds the highest logit's token."""
 
     def next_token(row: int, node: int, depth: int) -> int:
-        known_V = widened(logits_BNV[row, node + 1]).numpy()
-        token = int(known_V.argmax())  # the lowest of equal ones; NaN counts as the largest
-        require_finite(known_V[token : token + 1])
-        return token
+        top_R, token_R = largest(widened(logits_BNV[row, node + 1][None]))
+        require_finite(top_R)
+        return int(token_R)
 
     return _matched(tree, next_token)
 
