@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,9 @@ class OverAllTokens:
         return replace(found, law_BND=self._own.widened(found.law_BND).clamp(min=0))
 
 
+@lru_cache(maxsize=4)
 def a_target(vocab: int, seed: int, *, compiles: bool) -> HFTarget:
+    """Shared by the tests: none changes it."""
     model = tiny_target(vocab, seed=seed, hidden=H, dtype=torch.float32).model
     return HFTarget(model, compile=compiles, end_ids=frozenset())
 
