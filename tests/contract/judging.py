@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,13 +42,15 @@ def random_laws(seed: int, length: int, sharp: float, vocab: int = V) -> dict[An
 
 
 class Answers:
-    """Noise that says yes and no as it is told, and notes how probable that was."""
+    """Noise that says yes and no as it is told, and yes from then on; it notes what it said and how
+    probable that was."""
 
     def __init__(self, answers: list[bool]) -> None:
-        self.answers, self.probability = list(answers), 1.0
+        self.told, self.said, self.probability = answers, list[bool](), 1.0
 
     def accept(self, prob_R: Tensor, rows: np.ndarray, depth: int, lane: int) -> np.ndarray:
-        yes = self.answers.pop(0)
+        yes = self.told[len(self.said)] if len(self.said) < len(self.told) else True
+        self.said.append(yes)
         chance = min(float(prob_R[0]), 1.0)
         self.probability *= chance if yes else 1 - chance
         return np.array([yes])
@@ -120,9 +122,12 @@ def expected_accepted(
         if drafted == 0:
             continue
         laws = BehindNodes(p, paths_of(parents, tokens))
-        for answers in itertools.product([True, False], repeat=len(parents)):
-            noise: Any = Answers(list(answers))
-            verdict = verify(tree, laws, rule, noise)
-            unasked = 0.5 ** len(noise.answers)  # each is seen once for either answer
-            total += drafted * noise.probability * unasked * int(verdict.num_accepted_B[0])
+        todo: list[list[bool]] = [[]]  # only answers that are asked for: most questions are not
+        while todo:
+            answers = todo.pop()
+            noise = Answers(answers)
+            verdict = verify(tree, laws, rule, cast("Any", noise))
+            total += drafted * noise.probability * int(verdict.num_accepted_B[0])
+            for asked in range(len(answers), len(noise.said)):
+                todo.append([*noise.said[:asked], False])
     return total

@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 200,
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -53,7 +53,7 @@ CONFIGS = {
 }
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TEXT = [(7 * i * i + 3 * i + 1) % 200 for i in range(60)]
-ALL = Signals(layers=(0, 2), last_hidden=True)
+ALL = Signals(layers=(0, 1), last_hidden=True)
 
 
 @lru_cache(maxsize=4)
