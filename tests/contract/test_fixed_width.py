@@ -18,8 +18,8 @@ from .cases import Case
 from .test_greedy import CONTEXT, V, by_case, by_shape, check_that_drafts_change_no_token
 
 WIDTH = 16
-"""Fewer tokens than a step of 8 rows feeds, so that pieces end inside a row; a width of 64 is kept in
-`tests/parity/test_fixed_width.py`. Attention takes each row with this many queries."""
+"""Fewer tokens than a step of 8 rows feeds, so that pieces end inside a row. A width of 64, with
+which attention takes four times as long, is kept in `tests/parity/test_fixed_width.py`."""
 by_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 
 

@@ -131,7 +131,7 @@ def predictions_for(case: Case, texts: Sequence[Sequence[int]]) -> list[list[int
 def check_that_drafts_change_no_token(target: HFTarget, case: Case, shape: TreeShape) -> None:
     """A ragged batch of 8 against plain decoding of the same target: greedy with the rule that is
     chosen, drawn with `match`."""
-    draft = disturbed(target, 0.005)
+    draft = nearby(target)
     for temperature, rule in ((0.0, "auto"), (1.0, "match")):
         expected = plain_texts(target, temperature)
         options = DecodeOptions(
@@ -150,6 +150,12 @@ def check_that_drafts_change_no_token(target: HFTarget, case: Case, shape: TreeS
         assert texts == expected, temperature
         if case.drafts and temperature == 0:
             assert accepted > 0, f"{case} never had a draft accepted: nothing was tested"
+
+
+@lru_cache(maxsize=2)
+def nearby(target: HFTarget) -> HFTarget:
+    """One draft model for all drafters on this target."""
+    return disturbed(target, 0.005)
 
 
 @lru_cache(maxsize=8)
@@ -220,6 +226,16 @@ def test_greedy_text_alone_and_with_either_rule(case: Case, shape: TreeShape, ru
         assert texts == expected
 
 
+@lru_cache(maxsize=1)
+def ending(ends: frozenset[int]) -> tuple[HFTarget, HFTarget]:
+    """Target and draft model with these end tokens."""
+    m = models()
+    target, draft = (
+        HFTarget(copy.deepcopy(one.model), end_ids=ends) for one in (m.target, m.related)
+    )
+    return target, draft
+
+
 @by_case
 def test_end_tokens_end_the_text_inside_a_block(case: Case) -> None:
     """Three tokens of each row's text are declared end tokens, so rows end in different steps."""
@@ -229,10 +245,10 @@ def test_end_tokens_end_the_text_inside_a_block(case: Case) -> None:
     ends = frozenset({whole[0][9], whole[3][14], whole[6][4]})
     first = [next((i for i, t in enumerate(text) if t in ends), None) for text in whole]
     expected = [t if i is None else t[: i + 1] for t, i in zip(whole, first, strict=True)]
-    ending = HFTarget(copy.deepcopy(m.target.model), end_ids=ends)
+    target, draft = ending(ends)
     texts, reasons, _ = run(
-        ending,
-        case.build(HFTarget(copy.deepcopy(m.related.model), end_ids=ends)),
+        target,
+        case.build(draft),
         prompts,
         DecodeOptions(max_new_tokens=20, shape=SHAPES[0]),
         predictions_for(case, whole),

@@ -150,7 +150,7 @@ def test_a_row_does_not_depend_on_its_neighbours(case: Case, sampler: Sampler) -
         sampler=sampler, max_new_tokens=NUM_NEW, rule="rejection", shape=TREE, seed=5
     )
     target = rounded(0, end_ids=frozenset({4}))
-    check_neighbours(case, target, rounded(1), PROMPTS, options)
+    check_neighbours(case, target, rounded(1), PROMPTS[:5], options)
 
 
 @by_case_in_brief(case for case in DRAFTERS if not case.tabular_only)
@@ -180,10 +180,10 @@ DRAFTED = (
 """What a row has room for does not depend on the temperature, so each shape has few."""
 
 
-def check_edge(case: Case, target: Target, draft: Target) -> None:
+def check_edge(case: Case, target: Target, draft: Target, drafted: Sequence[Any] = DRAFTED) -> None:
     """A row with little room drafts less deep than its neighbours, and ends before them."""
     branches = case.build(draft).takes_trees or case.kind == "reference"
-    for shape, policy, temperature in DRAFTED:
+    for shape, policy, temperature in drafted:
         if shape.is_chain or branches:
             options = DecodeOptions(
                 sampler=Sampler(temperature=temperature),
@@ -198,8 +198,16 @@ def check_edge(case: Case, target: Target, draft: Target) -> None:
 
 @by_case
 def test_a_row_near_an_edge_does_not_depend_on_its_neighbours(case: Case) -> None:
-    check_edge(case, dense(0, end_ids=frozenset({4})), dense(1))
+    """End tokens with some of the ways to draft: with the others below, and with fixed trees
+    above."""
+    check_edge(case, dense(0, end_ids=frozenset({4})), dense(1), DRAFTED[1::2])
     check_edge(case, dense(0, max_length=22), dense(1))
+
+
+@pytest.mark.full
+@by_case
+def test_a_row_that_ends_early_does_not_depend_on_its_neighbours(case: Case) -> None:
+    check_edge(case, dense(0, end_ids=frozenset({4})), dense(1), DRAFTED[::2])
 
 
 @by_case_in_brief(case for case in DRAFTERS if case.asks_model)
