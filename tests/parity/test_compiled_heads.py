@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,9 @@ SHAPES = {
 }
 
 
+@lru_cache(maxsize=8)
 def target_of(*, compiles: bool = True, weights: str = "auto", max_length: int = 512) -> HFTarget:
+    """Shared by the tests: none changes it."""
     dtype = torch.bfloat16 if weights == "bf16" else torch.float32
     model = tiny_target(V, seed=3, hidden=H, dtype=dtype, max_length=max_length).model
     return HFTarget(model, weights=weights, compile=compiles, end_ids=frozenset())
