@@ -74,12 +74,15 @@ def _independent(
     draws: bool = True,
     other_shape: bool = False,
     confidence: float = 0.0,
+    draft_temperature: float = 1.0,
 ) -> Case:
     return Case(
         kind="independent",
         label=label,
         build=lambda model: Independent(
-            Independent.Config(proposal=proposal, confidence=confidence),
+            Independent.Config(
+                proposal=proposal, confidence=confidence, draft_temperature=draft_temperature
+            ),
             model=model,
         ),
         shape=shape,
@@ -246,9 +249,11 @@ CASES = (
         remembers=True,
     ),
     _independent("sampled", CHAIN, "independent-chain"),
-    _independent("sampled", CHAIN, "independent-chain-confident", confidence=0.4),
+    _independent(
+        "sampled", CHAIN, "independent-chain-confident", confidence=0.4, draft_temperature=0.7
+    ),
     _independent("sampled", TREE, "independent-tree", other_shape=True),
-    _independent("without_replacement", TREE, "independent-distinct"),
+    _independent("without_replacement", TREE, "independent-distinct", draft_temperature=1.5),
     _independent("greedy", TREE, "independent-greedy", draws=False),
     _independent("sampled", PATHS, "independent-paths", other_shape=True),
     _independent("without_replacement", PATHS, "independent-distinct-paths", other_shape=True),
@@ -262,7 +267,9 @@ CASES = (
     _features("griffin", Griffin, DYNAMIC),
     _features("griffin", Griffin, TREE, proposal="greedy", other_shape=True),
     _features("unrolled", Unrolled, DYNAMIC),
-    _features("unrolled", Unrolled, CHAIN, proposal="sampled", fusion="plain"),
+    _features(
+        "unrolled", Unrolled, CHAIN, proposal="sampled", fusion="plain", draft_temperature=0.7
+    ),
     _features("unrolled", Unrolled, PATHS, proposal="without_replacement"),
     Case(
         kind="medusa",
@@ -276,7 +283,7 @@ CASES = (
     _features("parallel", Parallel, PATHS, proposal="without_replacement"),
     _features("parallel", Parallel, CHAIN, proposal="greedy", block=3, layers=1, states="layers"),
     _features("p_eagle", PEagle, DYNAMIC, seed=10),
-    _features("p_eagle", PEagle, CHAIN, proposal="sampled", block=3, seed=10),
+    _features("p_eagle", PEagle, CHAIN, proposal="sampled", block=3, seed=10, draw_length=1),
     _features("p_eagle", PEagle, PATHS, proposal="without_replacement", layers=1, seed=10),
     _features("p_eagle", PEagle, TREE, proposal="greedy", other_shape=True, seed=10),
     _reference(Sampled, TREE, "reference-sampled"),

@@ -216,6 +216,18 @@ def test_by_rejection_it_is_what_is_counted(target: HFTarget) -> None:
     assert abs(accepted / offered - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / offered)
 
 
+def test_draws_at_a_temperature_of_their_own_have_one_without_draws_alone(
+    target: HFTarget, draft: HFTarget
+) -> None:
+    cooled = Independent(Independent.Config(draft_temperature=0.8), model=draft)
+    cooled.bind(target)
+    arms = (
+        Arm(name=BASELINE, drafter=NoDrafter()),
+        Arm(name="one", drafter=cooled, shape=TreeShape.chain(1)),
+    )
+    assert {heat for _, heat in of(a_bench(target, draft, **UNTIMED, arms=arms))} == {0.0}
+
+
 def test_lossy_rules_have_none(target: HFTarget, draft: HFTarget) -> None:
     assert not expectations(a_bench(target, draft, rule="typical", lossy=True, **UNTIMED))
 

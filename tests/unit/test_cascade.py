@@ -16,7 +16,7 @@ from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
-from draftsmith.core.types import PADDING, DraftTree, RequestBatch, TreeShape
+from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TextState
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig, cascade_parts
@@ -116,6 +116,72 @@ def test_text_is_that_of_the_target(name: str) -> None:
     assert found == plain
     if "draft model" in name:  # seed 3 drafts with the target's own weights
         assert {2, 3} & set(origins[0] + origins[1]), "no draft of the model was accepted"
+
+
+def accepted_of(first: Drafter) -> tuple[int, int]:
+    """(accepted, offered) tokens of the drafter behind `first`, which draws from the very law."""
+    model = target()
+    cascade = Cascade([first, Independent(Independent.Config(), model=target())])
+    cascade.bind(model)
+    options = DecodeOptions(
+        sampler=Sampler(temperature=0.9), max_new_tokens=40, ignore_end=True, seed=4
+    )
+    accepted = offered = 0
+    for step in decode(model, cascade, [NEW], options):
+        if step.origins[0] and step.origins[0][0] == 2:
+            accepted += step.accepted[0]
+        offered += step.offered_depth[0]
+    return accepted, offered
+
+
+def test_draws_behind_another_drafter_are_judged_by_what_they_were_drawn_from() -> None:
+    """Draws from the target's own law are never refused, and as opaque drafts they would be."""
+    accepted, offered = accepted_of(Suffix(Suffix.Config(min_match=24)))
+    assert accepted == offered > 30
+
+
+@pytest.mark.parametrize("choice", [[True, False], [False, True]], ids=str)
+def test_rows_of_trees_keep_their_laws(choice: list[bool]) -> None:
+    """One row is drawn from a law over all tokens, one from a point mass."""
+    drawn = Independent(Independent.Config(), model=tiny_target(V, seed=5, dtype=torch.float64))
+    cascade = Cascade([Suffix(), drawn])
+    cascade.bind(target())
+    texts = [REPEATED, NEW] if choice[0] else [NEW, REPEATED]
+    request = RequestBatch(tokens=texts, request_ids=(7, 8), max_new_tokens=20)
+    noise = Noise(0, request.request_ids, [len(text) for text in texts])
+    sampler, shape = Sampler(temperature=1.0), TreeShape.chain(3)
+    tree = cascade.propose(cascade.start(request), shape, np.array([3, 3]), sampler, noise)
+    assert tree.proposal is Proposal.SAMPLED and tree.q is not None
+    assert tree.q_rows_BN is not None and tree.origin_BN is not None
+    alone = drawn.propose(
+        drawn.start(replace(request, tokens=[NEW], request_ids=(8 if choice[0] else 7,))),
+        shape,
+        np.array([3]),
+        sampler,
+        Noise(0, (8 if choice[0] else 7,), [len(NEW)]),
+    )
+    assert alone.q is not None and alone.q_rows_BN is not None
+    for row, copied in enumerate(choice):
+        nodes = np.flatnonzero(tree.parents_BN[row] != PADDING)
+        assert set(tree.origin_BN[row, nodes].tolist()) == {0 if copied else 2}
+        laws = tree.q.take(tree.q_rows_BN[row, nodes])
+        tokens = tree.tokens_BN[row, nodes]
+        if copied:
+            assert laws.prob(tokens).tolist() == [1.0] * len(nodes)
+        else:
+            assert torch.equal(tokens, alone.tokens_BN[0])
+            own = alone.q.take(alone.q_rows_BN[0])
+            assert torch.allclose(laws.probs(), own.probs().to(laws.probs_RK), atol=1e-12, rtol=0)
+
+
+def test_without_draws_a_cascade_is_opaque() -> None:
+    """At temperature 0, in trees, and of draft models that take their top tokens."""
+    drawn = Independent(Independent.Config(), model=tiny_target(V, seed=5, dtype=torch.float64))
+    hot, chain_of_3, tree = Sampler(temperature=1.0), TreeShape.chain(3), TreeShape(widths=(2, 1))
+    assert Cascade([Suffix(), drawn]).draws(chain_of_3, hot)
+    assert not Cascade([Suffix(), drawn]).draws(chain_of_3, Sampler())
+    assert not Cascade([Suffix(), drawn]).draws(tree, hot)
+    assert not Cascade([Suffix(), draft_model(5)]).draws(chain_of_3, hot)
 
 
 class Noted(Cascade):

@@ -21,7 +21,9 @@ from tests.command_cases import (
 )
 from transformers import AutoModelForCausalLM
 
+from draftsmith.commands.distill import DistillOptions
 from draftsmith.core.speedup import tokens_per_step
+from draftsmith.distill import distilling, trainer
 from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.trajectories.types import Trajectory
 from mini_ende import Pair, examples, read_pairs
@@ -65,6 +67,30 @@ def test_a_store_makes_a_better_draft_model(folder: Path, tmp_path: Path, comman
     tau = float(tokens_per_step(found["acceptance"], 5))
     assert record["results"]["tau_predicted"] == pytest.approx(tau)
     assert not (tmp_path / "better" / "work").exists()
+
+
+def test_timed_steps_are_steps_and_leave_nothing(
+    folder: Path, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([5.0, 11.0])  # behind the first step, and behind three more
+    made: list[int] = []
+    one_step = trainer.Trainer.one_step
+
+    def counted(self: trainer.Trainer) -> Any:
+        made.append(self.step)
+        return one_step(self)
+
+    monkeypatch.setattr(trainer.Trainer, "one_step", counted)
+    monkeypatch.setattr(distilling.time, "perf_counter", lambda: next(clock))
+    options = DistillOptions(
+        target=str(folder / "target"),
+        drafter=str(folder / "draft"),
+        store=(store,),
+        out=tmp_path / "out",
+    )
+    assert distilling.time_step(options) == 2.0
+    assert made == [0, 1, 2, 3]
+    assert not options.out.exists()
 
 
 def test_a_drafter_that_is_no_better_is_called_so(
@@ -125,9 +151,9 @@ def test_an_interrupted_run_ends_in_the_same_weights(
             raise KeyboardInterrupt
         return step(self)
 
-    monkeypatch.setattr(module.Trainer, "one_step", stop_at_seven)
+    monkeypatch.setattr(trainer.Trainer, "one_step", stop_at_seven)
     command("distill", *distill_words(folder, tmp_path / "cut", *words), code=130)
-    monkeypatch.setattr(module.Trainer, "one_step", step)
+    monkeypatch.setattr(trainer.Trainer, "one_step", step)
     assert (tmp_path / "cut" / "work" / "checkpoints").is_dir()
     command("distill", *distill_words(folder, tmp_path / "cut", *words))
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
@@ -340,7 +366,7 @@ def test_a_run_is_not_continued_with_another_text(
             raise KeyboardInterrupt
         return step(self)
 
-    monkeypatch.setattr(module.Trainer, "one_step", stop_at_five)
+    monkeypatch.setattr(trainer.Trainer, "one_step", stop_at_five)
     command("distill", *words, code=130)
     text.write_text("the dog sat on the log. " * 40)
     assert "was made with text" in command("distill", *words, code=2)

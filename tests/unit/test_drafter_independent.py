@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.generation import Generation, generate
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
+from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
+from draftsmith.drafters.tree_growth import drawing
 from draftsmith.errors import BackendError, InputError
 from draftsmith.targets.hf import HFTarget, load_target
 from draftsmith.targets.toy import TabularTarget, tiny_target
@@ -59,6 +63,38 @@ def test_a_draft_model_equal_to_the_target_is_always_accepted(
     drafter = Independent(config, model=tiny_target(64))
     for one in texts(tiny_target(64), drafter, temperature=0.9, shape=shape):
         assert one.metrics.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("proposal", ["sampled", "without_replacement"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_draws_that_are_cooled_as_much_as_the_draft_model_is_too_flat_are_always_accepted(
+    proposal: Any, shape: TreeShape
+) -> None:
+    """Half of the target's logits at half of the temperature are its own law."""
+
+    def accepted(draft_temperature: float) -> set[float]:
+        flat = tiny_target(64)
+        with torch.no_grad():
+            flat.model.lm_head.weight.mul_(0.5)
+        config = Independent.Config(proposal=proposal, draft_temperature=draft_temperature)
+        made = texts(tiny_target(64), Independent(config, model=flat), temperature=0.9, shape=shape)
+        return {one.metrics.acceptance_rate for one in made}
+
+    assert accepted(0.5) == {1.0} != accepted(1.0)
+
+
+@pytest.mark.parametrize("draft_temperature", [0.0, 0.05, 11.0, math.nan])
+def test_draft_temperatures_that_leave_no_law_are_refused(draft_temperature: float) -> None:
+    for config in (Independent.Config, Eagle.Config):
+        with pytest.raises(InputError, match="draft_temperature must be at"):
+            config(draft_temperature=draft_temperature)
+
+
+def test_the_coldest_draws_of_the_coldest_text_still_have_a_law() -> None:
+    coldest = Sampler(temperature=1e-30)
+    assert drawing(coldest, 0.1).temperature == pytest.approx(1e-30)
+    assert drawing(Sampler(temperature=0.0), 0.5) == Sampler(temperature=0.0)
+    assert drawing(Sampler(temperature=0.8, top_p=0.9), 0.5) == Sampler(temperature=0.4, top_p=0.9)
 
 
 @pytest.mark.parametrize("proposal", ["sampled", "without_replacement", "greedy"])
@@ -227,6 +263,14 @@ def test_a_draft_model_with_another_tokenizer_drafts_through_text(
         assert ids(made) == ids(plain)
         steps = sum(one.metrics.steps for one in made)
         assert sum(len(one.token_ids) for one in made) > 1.3 * steps
+
+
+@pytest.mark.parametrize("option", [{"confidence": 0.4}, {"draft_temperature": 0.8}], ids=str)
+def test_what_means_nothing_for_drafts_through_text_is_refused(option: dict[str, float]) -> None:
+    target = load_target(str(weights_folder() / "hf" / "stories260K"))
+    drafter = Independent(Independent.Config(**option), model=babyllama(torch.float32))
+    with pytest.raises(InputError, match=f"option {next(iter(option))}: .* another tokenizer"):
+        drafter.bind(target)
 
 
 def test_a_draft_through_text_depends_on_its_own_row() -> None:

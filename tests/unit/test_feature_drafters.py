@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pytest
@@ -84,6 +84,34 @@ def batch_of(
         loss_mask_BT=torch.ones_like(tokens_BT, dtype=torch.bool),
         features_BTS=features_of(target, tokens_BT, signals),
     )
+
+
+@pytest.mark.parametrize(
+    ("temperature", "shape", "options", "depths"),
+    [
+        (1.0, SHAPES["chain"], {"draw_length": 2}, {2}),  # whatever its confidence
+        (1.0, SHAPES["chain"], {}, {1}),  # which no token has
+        (1.0, SHAPES["static"], {"draw_length": 2}, {5}),
+        (1.0, SHAPES["dynamic"], {"draw_length": 1}, {2}),
+        (0.0, SHAPES["chain"], {"draw_length": 2}, {1}),
+        (1.0, SHAPES["chain"], {"draw_length": 2, "proposal": "greedy"}, {1}),
+        (1.0, TreeShape.chain(1), {"draw_length": 2}, {1}),
+    ],
+    ids=str,
+)
+def test_chains_of_draws_have_a_length_of_their_own(
+    temperature: float,
+    shape: TreeShape,
+    options: dict[str, Any],
+    depths: set[int],
+    target: HFTarget,
+) -> None:
+    config = Eagle.Config(**{"proposal": "sampled", "confidence": 1.0, "seed": 1, **options})
+    sampler = Sampler(temperature=temperature)
+    drafted = DecodeOptions(sampler=sampler, shape=shape, max_new_tokens=12, ignore_end=True)
+    steps = list(decode(target, bound(Eagle(config), target), [[1, 2, 3]], drafted))
+    # before its first forward there is nothing to draft from, and the last steps want less
+    assert {step.offered_depth[0] for step in steps[1:3]} == depths
 
 
 @pytest.mark.parametrize("cls", [*PAIRING, Eagle3])

@@ -17,6 +17,7 @@ from tests.tiny_models import save_pair
 from draftsmith.bench.records import BASELINE, FirstDivergence, RunRecord
 from draftsmith.bench.run import BenchPlan, Item
 from draftsmith.bench.summary import BenchReport
+from draftsmith.commands import distill
 from draftsmith.commands import quickstart_demo as short
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.commands.quickstart_demo import (
@@ -120,8 +121,9 @@ def test_amounts_follow_from_the_pace_and_the_shipped_model_stays(
 ) -> None:
     shipped = (models / "draft/model.safetensors").read_bytes()
     demo.pace = 1.0  # ten prompts of six tokens at two temperatures; eleven steps
+    monkeypatch.setattr(distill, "time_step", lambda options: 2.0)
     monkeypatch.setattr(short, "COLLECT_SECONDS", 10.5 * 12 * short.COLLECTED_COST)
-    monkeypatch.setattr(short, "DISTIL_SECONDS", 11.5 * short.STEP_COST)
+    monkeypatch.setattr(short, "DISTIL_SECONDS", 23.0)
     collected, distilled = demo.collect(), demo.distil()
     texts = list(TrajectoryStore.open(demo.folder / "store").trajectories())
     assert [(text.prompt_id, text.temperature) for text in texts] == [

@@ -17,7 +17,7 @@ from tests.tiny_models import save_chat_pair
 
 from draftsmith.bench.records import BASELINE, RunRecord
 from draftsmith.bench.summary import BenchReport
-from draftsmith.commands import quickstart, quickstart_demo
+from draftsmith.commands import distill, quickstart, quickstart_demo
 from draftsmith.commands import quickstart_real as real
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.commands.quickstart_real import AFTER, BEFORE, SHIPPED, RealModel
@@ -115,7 +115,8 @@ def test_amounts_follow_from_the_pace(
     demo = RealModel(options)
     demo.pace = 2.0  # nine prompts, whose answers of twelve tokens count as 64; seven steps
     monkeypatch.setattr(real, "COLLECT_SECONDS", 9.5 * 2 * 64 * real.ANSWERED_COST)
-    monkeypatch.setattr(real, "DISTIL_SECONDS", 15.0 * real.STEP_COST)
+    monkeypatch.setattr(distill, "time_step", lambda options: 3.0)
+    monkeypatch.setattr(real, "DISTIL_SECONDS", 23.0)
     assert demo.collect()["training_prompts"] == 9
     assert demo.distil()["steps"] == 7
 

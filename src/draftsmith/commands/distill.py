@@ -32,3 +32,12 @@ def run(options: DistillOptions) -> DistillResult:
     with training_folder(options.out):
         quieten()
         return distil(options, start_run("distill", options, seed=options.seed))
+
+
+def time_step(options: DistillOptions) -> float:
+    """Seconds of a training step on this machine. Nothing is written."""
+    from draftsmith.distill.distilling import time_step
+    from draftsmith.targets.hf import quieten
+
+    quieten()
+    return time_step(options)

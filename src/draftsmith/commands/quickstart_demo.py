@@ -81,12 +81,12 @@ BATCH = 32
 """Texts that are continued together, and prompts of a shard."""
 COLLECTED_COST = 0.7
 """Time of a token that is collected in such a batch / of one that is decoded alone."""
-STEP_COST = 250.0
-"""Time of a training step, with its share of the evaluations / of a token that is decoded alone."""
 FEWEST_COLLECTED_PROMPTS = 8
 FEWEST_STEPS = 4
 BLOCK_LENGTH = 1024
 """A training block is as long, or as the longest text that is measured."""
+WARMUP_SHARE = 10
+"""One step in so many has a learning rate that still rises."""
 EVALUATIONS = 4
 """Evaluations on held-out prompts, the last step's included; the best weights are kept."""
 
@@ -240,9 +240,17 @@ class Demo(abc.ABC):
             "collect_seconds": time.monotonic() - began,
         }
 
-    def run_distil(self, options: distill.DistillOptions, told: str) -> dict[str, Any]:
-        """Announce and run it; return what it cost."""
-        self.announce(told, "distill", options)
+    def run_distil(
+        self, options: distill.DistillOptions, told: str, seconds: float, fewest: int
+    ) -> dict[str, Any]:
+        """Announce and run it, in as many steps as fit but no fewer than these; return what it
+        cost. `told`: a sentence with a gap for the steps."""
+        steps = max(fewest, int(seconds / distill.time_step(options)))
+        duration = replace(
+            options.training, duration=f"{steps}steps", warmup=max(1, steps // WARMUP_SHARE)
+        )
+        options = replace(options, training=duration, eval_every=math.ceil(steps / EVALUATIONS))
+        self.announce(told.format(steps), "distill", options)
         began = time.monotonic()
         result = distill.run(options)
         return {
@@ -363,28 +371,25 @@ class SmallModels(Demo):
 
     def distil(self) -> dict[str, Any]:
         self.title("Distilled: the draft model learns to predict the target's next tokens")
-        steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
         options = distill.DistillOptions(
             target=self.source,
             drafter=self.shipped,
             store=(self.folder / "store",),
             out=self.folder / "draft",
             training=ScheduleConfig(
-                duration=f"{steps}steps",
+                duration=f"{FEWEST_STEPS}steps",
                 block_length=self.block,
                 batch_tokens=8 * self.block,
                 learning_rate=1e-3,  # three times that of `distill`: one layer bears it
-                warmup=max(1, steps // 10),
                 schedule="cosine",
                 betas=(0.9, 0.999),
                 weight_decay=0.0,
             ),
-            eval_every=math.ceil(steps / EVALUATIONS),
             save_every=1_000_000,  # the end and an interruption save one anyway
             seed=self.options.seed,
         )
-        told = f"The draft model learns from these texts and probabilities in {steps} steps."
-        return self.run_distil(options, told)
+        told = "The draft model learns from these texts and probabilities in {} steps."
+        return self.run_distil(options, told, DISTIL_SECONDS, FEWEST_STEPS)
 
     def measure_gain(self, cost: dict[str, Any]) -> tuple[dict[str, Any], results.Section]:
         self.title("Before and after")

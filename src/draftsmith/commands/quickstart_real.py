@@ -31,7 +31,6 @@ from draftsmith.bench.summary import BenchReport
 from draftsmith.commands import collect, distill, generate
 from draftsmith.commands.quickstart import QuickstartOptions
 from draftsmith.commands.quickstart_demo import (
-    EVALUATIONS,
     HELD_OUT_PROMPTS,
     ROOT,
     Demo,
@@ -82,7 +81,7 @@ QUESTION = (
 # Loading, warming up, cost tables and the report come on top: about 200 s in all on two cores.
 COMPARE_SECONDS = 34.0
 COLLECT_SECONDS = 20.0
-DISTIL_SECONDS = 46.0
+DISTIL_SECONDS = 36.0
 GAIN_SECONDS = 26.0
 
 BATCH = 32
@@ -92,8 +91,6 @@ ANSWERED_COST = 0.35
 alone."""
 SHORTEST_ANSWER = 64
 """Answers of fewer tokens take as long: questions have to be read, and states to be written."""
-STEP_COST = 25.0
-"""Time of a training step, with its share of the evaluations / of a token that is decoded alone."""
 FEWEST_QUESTIONS = 32
 FEWEST_STEPS = 80
 """With less of either a new layer learns nothing that could be measured."""
@@ -191,7 +188,6 @@ class RealModel(Demo):
 
     def distil(self) -> dict[str, Any]:
         self.title("Distilled: a new layer over the model's hidden states learns to continue them")
-        steps = max(FEWEST_STEPS, int(DISTIL_SECONDS / (STEP_COST * self.pace)))
         options = distill.DistillOptions(
             target=REAL,
             drafter=LAYER,
@@ -199,22 +195,20 @@ class RealModel(Demo):
             store=(self.folder / "store",),
             out=self.folder / "layer",
             training=ScheduleConfig(
-                duration=f"{steps}steps",
+                duration=f"{FEWEST_STEPS}steps",
                 block_length=BLOCK_LENGTH,
                 batch_tokens=2 * BLOCK_LENGTH,
                 learning_rate=2e-3,
                 min_learning_rate=1e-5,
-                warmup=max(1, steps // 10),
                 schedule="cosine",
             ),
             imitation=ImitationConfig(token_weight=1.0, feature_weight=0.3, top_weight=0.0),
             hold_out=0.1,
-            eval_every=math.ceil(steps / EVALUATIONS),
             save_every=1_000_000,  # the end and an interruption save one anyway
             seed=self.options.seed,
         )
-        told = f"One decoder layer begins with random weights and learns in {steps} steps."
-        return self.run_distil(options, told)
+        told = "One decoder layer begins with random weights and learns in {} steps."
+        return self.run_distil(options, told, DISTIL_SECONDS, FEWEST_STEPS)
 
     @property
     def layer_options(self) -> tuple[str, ...]:

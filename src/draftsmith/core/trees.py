@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftsmith.core.law import Law
 from draftsmith.core.sampling import History
 from draftsmith.core.transfer import to_device, to_host
 from draftsmith.core.types import PADDING, ROOT, DraftTree, Proposal, TreeShape
@@ -197,9 +198,12 @@ def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
 
 
 def rows_of(first: DraftTree, second: DraftTree, choose_B: np.ndarray) -> DraftTree:
-    """One opaque tree with the rows of `second` where they are chosen, and those of `first`."""
+    """One tree with the rows of `second` where they are chosen, and those of `first`. Where both
+    have nodes, they are of one kind."""
     if choose_B.all():
         return second
+    if first.q is not None and second.q_rows_BN is not None:
+        second = dataclasses.replace(second, q_rows_BN=second.q_rows_BN + first.q.num_rows)
     device, count = second.parents_BN.device, max(first.num_nodes, second.num_nodes)
     choose_B1 = to_device(choose_B, device)[:, None]
     trees = pad_nodes(first, count), pad_nodes(second, count)
@@ -216,7 +220,17 @@ def rows_of(first: DraftTree, second: DraftTree, choose_B: np.ndarray) -> DraftT
                 for tree, one in zip(trees, parts, strict=True)
             )
             chosen[name] = torch.where(choose_B1, theirs, mine)
-    return DraftTree(proposal=Proposal.OPAQUE, **chosen)
+    laws = [_law_on(tree.q, device) for tree in trees if tree.q is not None]
+    return DraftTree(
+        proposal=(second if second.num_nodes else first).proposal,
+        q=Law.cat(laws) if laws else None,
+        **chosen,
+    )
+
+
+def _law_on(law: Law, device: torch.device) -> Law:
+    ids_RK = None if law.ids_RK is None else to_device(law.ids_RK, device)
+    return Law(to_device(law.probs_RK, device), law.vocab_size, ids_RK)
 
 
 def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node: int) -> History:

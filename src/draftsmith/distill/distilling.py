@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from accelerate import Accelerator
 
 from draftsmith.config import as_dict, each_unused
 from draftsmith.distill import datasets, tokenizer_training
+from draftsmith.distill.batches import close
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.datasets import online_data, stored_data
@@ -62,32 +64,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     Raises:
         InputError: the stores, the student or a checkpoint cannot be used.
     """
-    token = Distillation(**vars(options.objective))  # refuses an objective's options, too
-    if token.record.hard:  # it reads tokens alone
-        each_unused("logprobs (--objective kl, ..)", options, "top_k", "text_logprobs")
-    datasets.check_batch(options)
-    tokenizer = tokenizer_training.load_tokenizer(options.target)
-    student = open_student(options, tokenizer)
-    student.objective(token)  # refuses what means nothing to it, before all stores are read
-    drawing = student.drawing_copy() if options.on_policy else None
-
-    def refresh() -> None:
-        """Let the copy that draws continuations take over the weights of this moment."""
-        assert drawing is not None
-        trainer.copy_into(Independent.learner(drawing.model))
-
-    data = training_data(options, tokenizer, student, drawing, refresh)
-    top_k = data.facts["top_k"]
-    measured_k = data.facts.get("evaluation_top_k", top_k)
-    if top_k is not None and token.tail == "bucket" and token.teacher_temperature != 1:
-        raise InputError(
-            f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
-            f"--teacher-temperature {token.teacher_temperature:g}: give --tail renormalise or "
-            "floor, or learn full logprobs (--laws teacher without --top-k)"
-        )
-    student.set_token_counts(data.count_tokens)
-    accelerator = start_accelerator(options)
-    trainer = make_trainer(options, student, data, accelerator)
+    student, data, trainer = prepare(options)
+    accelerator = trainer.accelerator
     figure, before, where = student.figure, trainer.evaluate(), measured_on(options)
     if figure in before:
         _log.info(f"{figure} before, on {where}: {before[figure]:.4f}")
@@ -102,6 +80,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         after = report.best.values
         trainer.copy_best_into(finished.learner)
     best_step = None if report.best is None else report.best.step
+    # full logprobs that are cut to be learnt are measured as they are
+    measured_k = data.facts.get("evaluation_top_k", data.facts["top_k"])
     results = {
         **{name: value for name, value in as_dict(options.objective).items() if name in _NAMED},
         "seed": options.seed,
@@ -109,7 +89,6 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         **report.results(),
         "alpha": _acceptance(after),
         "alpha_before": _acceptance(before),
-        # full logprobs that are cut to be learnt are measured as they are
         "alpha_is_lower_bound": options.reads_logprobs and measured_k is not None,
         "best_step": best_step,
         **student.facts(after),
@@ -143,6 +122,57 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         before=before.get(figure),
         after=after.get(figure),
     )
+
+
+def prepare(options: DistillConfig) -> tuple[Student, datasets.TrainingData, Trainer]:
+    """What learns, what it learns from, and the training loop in front of its first step.
+
+    Raises:
+        InputError: the stores or the student cannot be used.
+    """
+    token = Distillation(**vars(options.objective))  # refuses an objective's options, too
+    if token.record.hard:  # it reads tokens alone
+        each_unused("logprobs (--objective kl, ..)", options, "top_k", "text_logprobs")
+    datasets.check_batch(options)
+    tokenizer = tokenizer_training.load_tokenizer(options.target)
+    student = open_student(options, tokenizer)
+    student.objective(token)  # refuses what means nothing to it, before all stores are read
+    drawing = student.drawing_copy() if options.on_policy else None
+
+    def refresh() -> None:
+        """Let the copy that draws continuations take over the weights of this moment."""
+        assert drawing is not None
+        trainer.copy_into(Independent.learner(drawing.model))
+
+    data = training_data(options, tokenizer, student, drawing, refresh)
+    top_k = data.facts["top_k"]
+    if top_k is not None and token.tail == "bucket" and token.teacher_temperature != 1:
+        raise InputError(
+            f"laws that were cut to {top_k} tokens do not tell how much lies outside at "
+            f"--teacher-temperature {token.teacher_temperature:g}: give --tail renormalise or "
+            "floor, or learn full logprobs (--laws teacher without --top-k)"
+        )
+    student.set_token_counts(data.count_tokens)
+    trainer = make_trainer(options, student, data, start_accelerator(options))
+    return student, data, trainer
+
+
+def time_step(options: DistillConfig, steps: int = 3) -> float:
+    """Seconds of a training step on this machine: the mean of a few behind a first one. Nothing of
+    them is kept, and nothing is written.
+
+    Raises:
+        InputError: the stores or the student cannot be used.
+    """
+    _, data, trainer = prepare(options)
+    try:
+        trainer.one_step()
+        began = time.perf_counter()
+        for _ in range(steps):
+            trainer.one_step()
+        return (time.perf_counter() - began) / steps
+    finally:
+        close(data.source)
 
 
 _NAMED = ("objective", "teacher_temperature", "tail")

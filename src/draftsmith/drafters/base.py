@@ -170,9 +170,14 @@ class Drafter(nn.Module, abc.ABC):
         return None
 
     def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
-        """The language model whose law under `sampler` a first child is a draw of, and how its ids
-        and the target's correspond; None: no language model's."""
+        """The language model whose law under `sampler`, as it stands, a first child is a draw of,
+        and how its ids and the target's correspond; None: no language model's."""
         return None
+
+    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
+        """Whether drafts of this shape are draws, and come with the laws that they are draws of. A
+        cascade counts the drafts of others as opaque."""
+        return False
 
     def max_nodes(self, shape: TreeShape) -> int:
         """The most nodes (probes included) that `propose` returns for this shape."""
@@ -269,7 +274,7 @@ def options_marked(config: Any, mark: Mapping[str, object]) -> frozenset[str]:
     return frozenset(one.name for one in fields(config) if mark.items() <= one.metadata.items())
 
 
-def at_least(least: int, *, most: float = math.inf, **values: float) -> None:
+def at_least(least: float, *, most: float = math.inf, **values: float) -> None:
     """InputError for an option below `least` or above `most`, or not finite."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= least):

@@ -42,11 +42,15 @@ from draftsmith.drafters.base import (
     at_least,
 )
 from draftsmith.drafters.tree_growth import (
+    COLDEST,
+    HOTTEST,
     ChildSelection,
     ModelReader,
     Vocabularies,
+    drawing,
     grow,
     inside_context,
+    is_drawn,
 )
 from draftsmith.drafters.vocabulary import (
     ReencodedState,
@@ -102,11 +106,15 @@ class Independent(Drafter):
         confidence: float = 0.0
         """A chain ends behind the token that makes it less probable than this; 0: never before its
         length. Trees take no notice."""
+        draft_temperature: float = 1.0
+        """Draws are made at so many times the text's temperature, and verified as such. What learnt
+        from a target spreads its law wider: a little below 1 more of its draws are accepted."""
 
         def __post_init__(self) -> None:
             at_least(1, length=self.length, most=MOST_NODES)
             check_weights(self.weights)
             at_least(0, confidence=self.confidence, most=1)
+            at_least(COLDEST, draft_temperature=self.draft_temperature, most=HOTTEST)
 
     config: Config
     trains = True
@@ -154,7 +162,8 @@ class Independent(Drafter):
 
     def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
         # without draws every choice is the law: nothing else has any mass
-        drawn = self.config.proposal != "greedy" or sampler.temperature == 0
+        own = self.config.proposal != "greedy" and self.config.draft_temperature == 1
+        drawn = own or sampler.temperature == 0
         if self._draft is None or self._vocabularies is None or not drawn:
             return None
         return self._draft, self._vocabularies
@@ -175,11 +184,16 @@ class Independent(Drafter):
             self._vocabularies = padded(draft.vocab_size, target.vocab_size)
         else:
             self._vocabularies = None  # another tokenizer: through text
-            require(
-                not self.config.confidence,
-                "drafter option confidence: this draft model has another tokenizer than the "
-                "target, and drafts through text; leave the option out",
-            )
+            unusable = {
+                "confidence": self.config.confidence != 0,
+                "draft_temperature": self.config.draft_temperature != 1,
+            }
+            for name, given in unusable.items():
+                require(
+                    not given,
+                    f"drafter option {name}: this draft model has another tokenizer than the "
+                    "target, and drafts through text; leave the option out",
+                )
         self.takes_trees = self._vocabularies is not None
 
     def _load(self, target: TargetView, *, with_tokenizer: bool) -> Target:
@@ -231,13 +245,16 @@ class Independent(Drafter):
         reader = ModelReader(self._draft, state.cache, state.known, self._vocabularies)
         how = ChildSelection(
             self.config.proposal,
-            sampler,
+            drawing(sampler, self.config.draft_temperature),
             noise,
             state,
             confidence=self.config.confidence,
             rated=self.rates_nodes,
         )
         return grow(reader, shape.clip(int(depth_B.max())), depth_B, how)
+
+    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
+        return not self.reads_text and is_drawn(self.config.proposal, shape, sampler)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, (ReencodedState, _State))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.config import require
+from draftsmith.config import LARGEST, require
 from draftsmith.core.cache import KVCache, lay_out, right_aligned
 from draftsmith.core.law import Law, Noise, Purpose
 from draftsmith.core.sampling import History, Sampler, highest, require_finite
@@ -276,11 +276,23 @@ def _first(score_BP: Tensor, count: int) -> Tensor:
 
 
 Choice = Literal["sampled", "without_replacement", "greedy"]
+COLDEST, HOTTEST = 0.1, 10.0
+"""Bounds of `draft_temperature`."""
 PROPOSALS: dict[Choice, Proposal] = {
     "sampled": Proposal.SAMPLED,
     "without_replacement": Proposal.WITHOUT_REPLACEMENT,
     "greedy": Proposal.OPAQUE,
 }
+
+
+@lru_cache(maxsize=64)
+def drawing(sampler: Sampler, draft_temperature: float) -> Sampler:
+    """The sampler of draws at `draft_temperature` times the text's temperature, which are verified
+    by the laws that it gives. At temperature 0 there are no draws."""
+    if sampler.temperature == 0 or draft_temperature == 1:
+        return sampler
+    own = sampler.temperature * draft_temperature
+    return replace(sampler, temperature=min(max(own, 1 / LARGEST), LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +301,15 @@ class ChildSelection:
 
     choice: Choice
     sampler: Sampler
+    """It makes the laws of the draws; see `drawing`."""
     noise: Noise
     texts: TextState
     confidence: float = 0.0
     """A chain ends behind the token that makes it, by the drafter's own laws at the temperature of
     its draws (1 where it takes the best), less probable than this. What is drafted before decides
     that, never the token that would follow: no law of a draw is touched."""
+    draw_length: int = 0
+    """A chain of draws ends behind so many tokens, whatever its confidence; 0: it does not."""
     rated: bool = False
     """A tree of the most probable tokens says how probable they are, in `DraftTree.prob_BN`."""
 
@@ -343,17 +358,26 @@ def inside_context(
     return np.where(left_B < 0, 0, np.minimum(depth_B, left_B + 1))
 
 
+def is_drawn(choice: Choice, shape: TreeShape, sampler: Sampler) -> bool:
+    """Whether children are drawn where this choice is asked for. A shape that follows the model
+    takes its top tokens; so does every draft at temperature 0, where a law is one token and draws
+    would leave its siblings nothing."""
+    return choice != "greedy" and not shape.is_dynamic and sampler.temperature > 0
+
+
 def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelection) -> DraftTree:
     """Draft a tree; its numbers stay where the reader's logits are. What lies deeper than a row may
     draft (`depth_B`) is padding.
 
-    A shape that follows the model takes its top tokens, whatever `how` asks for; so does every
-    draft at temperature 0, where a law is one token and draws would leave its siblings nothing.
+    Children are the top tokens, whatever `how` asks for, unless `is_drawn` says otherwise.
     """
-    if how.sampler.temperature == 0:
-        how = replace(how, choice="greedy")
     if shape.is_dynamic:
         return grow_dynamic(reader, shape, depth_B, rated=how.rated)
+    if not is_drawn(how.choice, shape, how.sampler):
+        how = replace(how, choice="greedy")
+    elif how.draw_length and shape.is_chain:
+        depth_B = np.minimum(depth_B, how.draw_length)
+        how = replace(how, confidence=0.0)
     if shape.is_chain and how.reads_logits_alone:
         draws = None if how.choice == "greedy" else how.draws
         found = reader.chain(np.minimum(depth_B, shape.depth), draws, how.confidence)

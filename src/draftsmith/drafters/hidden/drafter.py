@@ -75,7 +75,17 @@ from draftsmith.drafters.hidden.network import (
     draft_config,
     version_of,
 )
-from draftsmith.drafters.tree_growth import Chain, ChildSelection, MakesDraws, Reader, grow
+from draftsmith.drafters.tree_growth import (
+    COLDEST,
+    HOTTEST,
+    Chain,
+    ChildSelection,
+    MakesDraws,
+    Reader,
+    drawing,
+    grow,
+    is_drawn,
+)
 from draftsmith.errors import InputError
 from draftsmith.targets import base as targets
 from draftsmith.targets.config import Weights, check_weights
@@ -508,11 +518,19 @@ class FeatureDrafter(TrainedDrafter):
         confidence: float = field(default=0.0, metadata=ADDED)
         """A chain ends behind the token that makes it less probable than this; 0: never before its
         length. Trees take no notice."""
+        draw_length: int = field(default=0, metadata=ADDED)
+        """A chain of draws ends behind so many tokens, whatever its confidence: how probable a draw
+        was says little about whether it is accepted. 0: as length and confidence say."""
+        draft_temperature: float = field(default=1.0, metadata=ADDED)
+        """Draws are made at so many times the text's temperature, and verified as such. What learnt
+        from a target spreads its law wider: a little below 1 more of its draws are accepted."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
             at_least(0, noise=self.noise, seed=self.seed)
             at_least(0, confidence=self.confidence, most=1)
+            at_least(0, draw_length=self.draw_length, most=MOST_NODES)
+            at_least(COLDEST, draft_temperature=self.draft_temperature, most=HOTTEST)
 
     config: Config
     eval_steps: int | None = 5
@@ -578,15 +596,19 @@ class FeatureDrafter(TrainedDrafter):
             return DraftTree.empty(len(state.known))
         how = ChildSelection(
             self.config.proposal,
-            sampler,
+            drawing(sampler, self.config.draft_temperature),
             noise,
             state,
             confidence=self.config.confidence,
+            draw_length=self.config.draw_length,
             rated=self.rates_nodes,
         )
         tree = grow(self._reader(state, shape.depth), shape, depth_B, how)
         state.cache.rollback()
         return tree
+
+    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
+        return is_drawn(self.config.proposal, shape, sampler)
 
     def _reader(self, state: FeatureState, depth: int) -> Reader:
         """What drafts below the last known tokens, no deeper than this."""
