@@ -226,6 +226,8 @@ def _opaque(tree: DraftTree) -> DraftTree:
 
 def _drawn(tree: DraftTree, vocab_size: int) -> DraftTree:
     """Chains as draws: an opaque one from point masses on its tokens."""
+    if not tree.num_nodes:
+        return tree
     if tree.proposal is not Proposal.OPAQUE:  # a chain has no siblings
         return replace(tree, proposal=Proposal.SAMPLED)
     tokens_BN = tree.tokens_BN
