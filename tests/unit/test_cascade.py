@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from draftsmith import Generator, SamplingParams
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import stack_drafts
+from draftsmith.core.trees import alike, stack_drafts
 from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TextState
 from draftsmith.drafters.cascade import Cascade
@@ -140,48 +141,97 @@ def test_draws_behind_another_drafter_are_judged_by_what_they_were_drawn_from() 
     assert accepted == offered > 30
 
 
-@pytest.mark.parametrize("choice", [[True, False], [False, True]], ids=str)
-def test_rows_of_trees_keep_their_laws(choice: list[bool]) -> None:
-    """One row is drawn from a law over all tokens, one from a point mass."""
-    drawn = Independent(Independent.Config(), model=tiny_target(V, seed=5, dtype=torch.float64))
-    cascade = Cascade([Suffix(), drawn])
+def drawing(seed: int, **options: Any) -> Independent:
+    model = tiny_target(V, seed=seed, dtype=torch.float64)
+    return Independent(Independent.Config(**options), model=model)
+
+
+def chains_of(parts: list[Drafter], texts: list[list[int]], temperature: float) -> DraftTree:
+    """What they propose together for rows 7, 8, ..."""
+    cascade = Cascade(parts)
     cascade.bind(target())
-    texts = [REPEATED, NEW] if choice[0] else [NEW, REPEATED]
-    request = RequestBatch(tokens=texts, request_ids=(7, 8), max_new_tokens=20)
-    noise = Noise(0, request.request_ids, [len(text) for text in texts])
-    sampler, shape = Sampler(temperature=1.0), TreeShape.chain(3)
-    tree = cascade.propose(cascade.start(request), shape, np.array([3, 3]), sampler, noise)
-    assert tree.proposal is Proposal.SAMPLED and tree.q is not None
-    assert tree.q_rows_BN is not None and tree.origin_BN is not None
-    alone = drawn.propose(
-        drawn.start(replace(request, tokens=[NEW], request_ids=(8 if choice[0] else 7,))),
-        shape,
-        np.array([3]),
-        sampler,
-        Noise(0, (8 if choice[0] else 7,), [len(NEW)]),
-    )
-    assert alone.q is not None and alone.q_rows_BN is not None
-    for row, copied in enumerate(choice):
+    ids = tuple(range(7, 7 + len(texts)))
+    request = RequestBatch(tokens=texts, request_ids=ids, max_new_tokens=20)
+    noise, depth_B = Noise(0, ids, list(map(len, texts))), np.full(len(texts), 3)
+    sampler, shape = Sampler(temperature=temperature), TreeShape.chain(3)
+    return cascade.propose(cascade.start(request), shape, depth_B, sampler, noise)
+
+
+def test_a_draft_of_one_kind_stays_what_it_is() -> None:
+    parts: list[Drafter] = [Suffix(), drawing(5)]
+    drawn, copied = (chains_of(parts, [text], 1.0) for text in (NEW, REPEATED))
+    assert drawn.proposal is Proposal.SAMPLED and drawn.q is not None and drawn.opaque_B is None
+    assert copied.proposal is Proposal.OPAQUE and copied.q is None and copied.opaque_B is None
+    assert chains_of(parts, [NEW], 0.0).proposal is Proposal.OPAQUE
+    assert chains_of([Suffix(), draft_model(5)], [NEW], 1.0).proposal is Proposal.OPAQUE
+
+
+def test_rows_of_two_kinds_are_told_apart_and_keep_their_laws() -> None:
+    texts = [NEW, REPEATED, REPEATED, NEW]
+    parts: list[Drafter] = [Suffix(), drawing(5)]
+    tree = chains_of(parts, texts, 1.0)
+    assert tree.opaque_B is not None and tree.opaque_B.tolist() == [False, True, True, False]
+    assert tree.q_rows_BN is not None and tree.q is not None
+    assert [run.proposal.value for _, run in alike(tree)] == ["sampled", "opaque", "sampled"]
+    for row in (0, 3):
         nodes = np.flatnonzero(tree.parents_BN[row] != PADDING)
-        assert set(tree.origin_BN[row, nodes].tolist()) == {0 if copied else 2}
         laws = tree.q.take(tree.q_rows_BN[row, nodes])
-        tokens = tree.tokens_BN[row, nodes]
-        if copied:
-            assert laws.prob(tokens).tolist() == [1.0] * len(nodes)
-        else:
-            assert torch.equal(tokens, alone.tokens_BN[0])
-            own = alone.q.take(alone.q_rows_BN[0])
-            assert torch.allclose(laws.probs(), own.probs().to(laws.probs_RK), atol=1e-12, rtol=0)
+        one = drawing(5)  # the same row without a neighbour of another kind
+        one.bind(target())
+        request = RequestBatch(tokens=[NEW], request_ids=(7 + row,), max_new_tokens=20)
+        noise = Noise(0, (7 + row,), [len(NEW)])
+        sampler, shape = Sampler(temperature=1.0), TreeShape.chain(3)
+        alone = one.propose(one.start(request), shape, np.array([3]), sampler, noise)
+        assert alone.q is not None and alone.q_rows_BN is not None
+        assert torch.equal(tree.tokens_BN[row, nodes], alone.tokens_BN[0])
+        own = alone.q.take(alone.q_rows_BN[0])
+        assert torch.allclose(laws.probs(), own.probs(), atol=1e-12, rtol=0)
 
 
-def test_without_draws_a_cascade_is_opaque() -> None:
-    """At temperature 0, in trees, and of draft models that take their top tokens."""
-    drawn = Independent(Independent.Config(), model=tiny_target(V, seed=5, dtype=torch.float64))
-    hot, chain_of_3, tree = Sampler(temperature=1.0), TreeShape.chain(3), TreeShape(widths=(2, 1))
-    assert Cascade([Suffix(), drawn]).draws(chain_of_3, hot)
-    assert not Cascade([Suffix(), drawn]).draws(chain_of_3, Sampler())
-    assert not Cascade([Suffix(), drawn]).draws(tree, hot)
-    assert not Cascade([Suffix(), draft_model(5)]).draws(chain_of_3, hot)
+def test_what_repeats_outputs_leaves_all_drafts_opaque() -> None:
+    """Which of the parts drafts then depends on the noise that would decide about its draws."""
+    for first in (Suffix(Suffix.Config(memory=100)), PredictionDrafter()):
+        assert chains_of([first, drawing(5)], [NEW], 1.0).proposal is Proposal.OPAQUE
+
+
+def test_draws_that_say_no_law_or_branch_are_opaque() -> None:
+    """Beside a chain a later part drafts its own shape, which may be a tree."""
+
+    class Branching(Independent):
+        default_shape = TreeShape(widths=(2, 1))
+
+    class Silent(Independent):
+        def propose(self, *given: Any) -> DraftTree:
+            return replace(super().propose(*given), q=None, q_rows_BN=None)
+
+    for kind in (Branching, Silent):
+        part = kind(Independent.Config(), model=tiny_target(V, seed=5, dtype=torch.float64))
+        if kind is Branching:
+            part.default_shape = Branching.default_shape
+        tree = chains_of([Suffix(), part], [NEW, REPEATED], 1.0)
+        assert tree.proposal is Proposal.OPAQUE and tree.opaque_B is None
+
+
+@pytest.mark.parametrize("rule", ["auto", "match", "rejection", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_of_rows_of_two_kinds_are_those_of_each_alone(rule: str, temperature: float) -> None:
+    options = DecodeOptions(
+        sampler=Sampler(temperature=temperature), max_new_tokens=24, ignore_end=True, rule=rule
+    )
+    model = target()
+
+    def texts(prompts: list[list[int]], ids: list[int]) -> list[list[int]]:
+        cascade = Cascade([Suffix(), drawing(3, draft_temperature=0.8)])
+        cascade.bind(model)
+        rows: list[list[int]] = [[] for _ in prompts]
+        for step in decode(model, cascade, prompts, options, request_ids=ids):
+            for row, new in zip(rows, step.emitted, strict=True):
+                row += new
+        return rows
+
+    prompts = [NEW, REPEATED, [9, 9, 9], [5]]
+    together = texts(prompts, [0, 1, 2, 3])
+    assert together == [texts([prompt], [b])[0] for b, prompt in enumerate(prompts)]
 
 
 class Noted(Cascade):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.pretend_device import DEVICE, Elsewhere, PretendDevice, send
 
+import draftsmith.core.verify_step as verify_step_module
 from draftsmith.core.block_rule import Block
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.law import Law, Noise
@@ -360,3 +361,29 @@ def test_a_later_drafters_tree_is_judged_as_wide_as_it_is(rule: str) -> None:
         assert steps(there=True) == here
     origins = [origin for step in here for row in step.origins for origin in row]
     assert 2 in origins, "no node of the tree was accepted"
+
+
+@pytest.mark.parametrize("second", ["a draft model", "eagle"])
+def test_rows_of_two_kinds_are_judged_as_on_the_host(
+    second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row copies, and the other is drawn from laws that are on the device."""
+    options = DecodeOptions(sampler=SAMPLERS["dense"], max_new_tokens=16, seed=3)
+
+    def steps(*, there: bool) -> list[DecodeStep]:
+        drawing: Drafter = Eagle(Eagle.Config(length=3, proposal="sampled"))
+        if second == "a draft model":
+            drawing = independent("sampled")(there)
+        target, drafter = model(0, there=there), Cascade([PromptLookup(), drawing])
+        drafter.bind(target)
+        return list(decode(target, drafter, [[1, 2, 3] * 4, [4, 5, 4]], options))
+
+    mixed: list[int] = []
+    alike = verify_step_module.alike
+    monkeypatch.setattr(
+        verify_step_module, "alike", lambda tree: mixed.append(tree.num_nodes) or alike(tree)
+    )
+    here = steps(there=False)
+    assert max(mixed) > 1, "no step had drafts of two kinds"
+    with PretendDevice(), torch.inference_mode():
+        assert steps(there=True) == here

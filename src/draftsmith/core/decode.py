@@ -48,7 +48,7 @@ from draftsmith.core.types import (
     Verdict,
 )
 from draftsmith.core.verify import Rule, candidates, make_verdict
-from draftsmith.core.verify_step import make_rule, verify_step
+from draftsmith.core.verify_step import verify_rows
 from draftsmith.drafters.base import Accepted, Drafter, DraftState
 from draftsmith.errors import InputError
 from draftsmith.targets.base import Target, feed_beginning
@@ -268,12 +268,12 @@ def decode(
                 out = beginnings.before(out, [len(row) + tree.num_nodes for row in fed])
             with beside_engine(compiled):
                 with recorder.time("verify"), torch.inference_mode():
-                    tree, verdict = verify_step(
+                    tree, verdict = verify_rows(
                         tree,
                         out.logits_BNV,
                         verifier,
                         [row.history() for row in active] if verifier.needs_history else [],
-                        make_rule(options.rule, tree.proposal),
+                        options.rule,
                         noise,
                         widest=drafter.widest(shape),
                         allow_lossy=options.allow_lossy,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, overload
 
 import numpy as np
@@ -198,8 +199,8 @@ def pad_nodes(tree: DraftTree, num_nodes: int) -> DraftTree:
 
 
 def rows_of(first: DraftTree, second: DraftTree, choose_B: np.ndarray) -> DraftTree:
-    """One tree with the rows of `second` where they are chosen, and those of `first`. Where both
-    have nodes, they are of one kind."""
+    """One tree with the rows of `second` where they are chosen, and those of `first`. Rows that are
+    drawn are i.i.d. draws; beside others that are opaque, `opaque_B` tells them apart."""
     if choose_B.all():
         return second
     if first.q is not None and second.q_rows_BN is not None:
@@ -220,17 +221,43 @@ def rows_of(first: DraftTree, second: DraftTree, choose_B: np.ndarray) -> DraftT
                 for tree, one in zip(trees, parts, strict=True)
             )
             chosen[name] = torch.where(choose_B1, theirs, mine)
-    laws = [_law_on(tree.q, device) for tree in trees if tree.q is not None]
+    laws = [tree.q for tree in trees if tree.q is not None]
+    opaque_B = np.where(choose_B, _opaque_rows(second), _opaque_rows(first))
     return DraftTree(
-        proposal=(second if second.num_nodes else first).proposal,
+        proposal=Proposal.OPAQUE if opaque_B.all() else Proposal.SAMPLED,
         q=Law.cat(laws) if laws else None,
+        opaque_B=opaque_B if opaque_B.any() and not opaque_B.all() else None,
         **chosen,
     )
 
 
-def _law_on(law: Law, device: torch.device) -> Law:
-    ids_RK = None if law.ids_RK is None else to_device(law.ids_RK, device)
-    return Law(to_device(law.probs_RK, device), law.vocab_size, ids_RK)
+def _opaque_rows(tree: DraftTree) -> np.ndarray:
+    if tree.opaque_B is not None:
+        return tree.opaque_B
+    return np.full(tree.num_rows, tree.proposal is Proposal.OPAQUE)
+
+
+def alike(tree: DraftTree) -> list[tuple[slice, DraftTree]]:
+    """A tree of two kinds in runs of neighbouring rows that are of one, with where they stand."""
+    assert tree.opaque_B is not None
+    runs, start = [], 0
+    for opaque, rows in groupby(tree.opaque_B.tolist()):
+        some = slice(start, start + len(list(rows)))
+        start = some.stop
+        own: dict[str, Any] = {
+            name: values[some]
+            for name in _NODE_FIELDS
+            if (values := getattr(tree, name)) is not None
+        }
+        run = dataclasses.replace(tree, opaque_B=None, **own)
+        runs.append((some, as_opaque(run) if opaque else run))
+    return runs
+
+
+def as_opaque(tree: DraftTree) -> DraftTree:
+    """The tree, whatever it was drawn from."""
+    none: dict[str, Any] = {"q": None, "q_rows_BN": None, "opaque_B": None}
+    return dataclasses.replace(tree, proposal=Proposal.OPAQUE, **none)
 
 
 def history_at(known: History, tokens_N: np.ndarray, parents_N: np.ndarray, node: int) -> History:

@@ -27,6 +27,8 @@ from torch import Tensor
 from draftsmith.core.config import TreeShape as TreeShape
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from draftsmith.core.law import Law
 
 ROOT = -1
@@ -71,6 +73,8 @@ class DraftTree:
     """For sampled proposals: the laws that children were drawn from, one row per parent."""
     q_rows_BN: Tensor | None = None
     """Row of `q` that node n was drawn from (siblings share one)."""
+    opaque_B: np.ndarray | None = None
+    """Rows whose nodes are opaque, whatever `proposal` says of the others. None: all are alike."""
     candidate_BN: Tensor | None = None
     """False: a probe whose logits the drafter wants and that is never accepted. None: all True."""
     origin_BN: Tensor | None = None

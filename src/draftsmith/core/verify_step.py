@@ -32,7 +32,7 @@ from draftsmith.core.sampling import History, Sampler, require_finite
 from draftsmith.core.short_walks import DrawsFromLogits, short_walk
 from draftsmith.core.transfer import to_device
 from draftsmith.core.traversal_rule import Traversal
-from draftsmith.core.trees import depths, geometry, on_host
+from draftsmith.core.trees import alike, as_opaque, depths, geometry, on_host
 from draftsmith.core.types import PADDING, DraftTree, Proposal, Verdict
 from draftsmith.core.verify import (
     Children,
@@ -98,6 +98,49 @@ def _rule_class(rule: str) -> Callable[[], Rule]:
     return found
 
 
+def verify_rows(
+    tree: DraftTree,
+    logits_BNV: Tensor,
+    sampler: Sampler,
+    histories: Sequence[History],
+    rule: str | Rule,
+    noise: Noise,
+    *,
+    widest: int,
+    allow_lossy: bool = False,
+    draws: DrawsFromLogits | None = None,
+) -> tuple[DraftTree, Verdict]:
+    """As `verify_step`, by the rule of this name. Where rows are of two kinds, each is judged as if
+    it had no neighbours of the other one."""
+
+    def judged(run: DraftTree, some: slice, noise: Noise) -> tuple[DraftTree, Verdict]:
+        return verify_step(
+            run,
+            logits_BNV[some],
+            sampler,
+            histories[some],
+            make_rule(rule, run.proposal),
+            noise,
+            widest=widest,
+            allow_lossy=allow_lossy,
+            draws=draws,
+        )
+
+    if tree.opaque_B is None:
+        return judged(tree, slice(None), noise)
+    tree, _ = on_host(tree)
+    verdicts = [
+        judged(run, some, noise.take(range(some.start, some.stop)))[1] for some, run in alike(tree)
+    ]
+    deepest = max(one.path_BD.shape[1] for one in verdicts)
+    paths = [F.pad(v.path_BD, (0, deepest - v.path_BD.shape[1]), value=PADDING) for v in verdicts]
+    return tree, Verdict(
+        path_BD=torch.cat(paths),
+        num_accepted_B=torch.cat([one.num_accepted_B for one in verdicts]),
+        next_token_B=torch.cat([one.next_token_B for one in verdicts]),
+    )
+
+
 def verify_step(
     tree: DraftTree,
     logits_BNV: Tensor,
@@ -141,8 +184,7 @@ def verify_step(
     check_rule(rule, tree, allow_lossy=allow_lossy)
     tree, precomputed = _precompute(tree, logits_BNV, sampler, rule, noise, widest)
     # the scores of children contain q already, so the rule sees opaque children
-    opaque = dataclasses.replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None)
-    return tree, walked(opaque, precomputed, rule, noise)
+    return tree, walked(as_opaque(tree), precomputed, rule, noise)
 
 
 # --------------------------------------------------------------------------- on the device

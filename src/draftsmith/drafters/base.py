@@ -152,6 +152,9 @@ class Drafter(nn.Module, abc.ABC):
     in the compiled engine."""
     reads_predictions: bool = False
     """Whether it drafts from `RequestBatch.predictions`."""
+    repeats_outputs: bool = False
+    """Whether it drafts from outputs, which the same seed would give again: from predictions, or
+    past requests. `match` alone verifies these without a change of the law."""
     rates_nodes: bool = False
     """Its trees are to say how probable their nodes are (`DraftTree.prob_BN`), also where that
     takes work: a cascade asks for it."""
@@ -170,14 +173,10 @@ class Drafter(nn.Module, abc.ABC):
         return None
 
     def drawn_from(self, sampler: Sampler) -> tuple[Target, Vocabularies] | None:
-        """The language model whose law under `sampler`, as it stands, a first child is a draw of,
-        and how its ids and the target's correspond; None: no language model's."""
+        """The language model whose law under `sampler` itself (not at a temperature of its own) a
+        first child is a draw of, and how its ids and the target's correspond; None: no language
+        model's."""
         return None
-
-    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
-        """Whether drafts of this shape are draws, and come with the laws that they are draws of. A
-        cascade counts the drafts of others as opaque."""
-        return False
 
     def max_nodes(self, shape: TreeShape) -> int:
         """The most nodes (probes included) that `propose` returns for this shape."""

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from draftsmith.config import require
-from draftsmith.core.law import Law, Noise
+from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.trees import rows_of
+from draftsmith.core.trees import as_opaque, rows_of
 from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, Signals, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
 from draftsmith.drafters.merging import FilledTree, add_draft, stacked
@@ -50,9 +50,9 @@ class Cascade(Drafter):
     """Drafts with the first of several drafters that has a draft for a row, or fills its tree with
     the drafts of several.
 
-    A step has one tree of one kind, and which drafter a row has is its own affair. Where one of the
-    parts draws its chains, those of the others are draws, too, from laws of one token each. In a
-    filled tree draws are opaque, and their q is not used.
+    Which drafter a row has is its own affair, and so is how its draft is verified: chains that were
+    drawn, by what they were drawn from. Draws are opaque in a filled tree, and where a part
+    repeats outputs: which of the parts drafts then depends on the verifier's own noise.
     """
 
     takes_trees = True
@@ -77,10 +77,13 @@ class Cascade(Drafter):
             )
             part.rates_nodes = True
         self._parts = tuple(parts)
-        self._vocab_size = 0
         self.default_shape = parts[0].default_shape
         self.reads_predictions = any(part.reads_predictions for part in parts)
         self._check_signals()
+
+    @property
+    def repeats_outputs(self) -> bool:
+        return any(part.repeats_outputs for part in self.parts)
 
     @property
     def wants_threads(self) -> bool:
@@ -97,7 +100,6 @@ class Cascade(Drafter):
         return self._parts
 
     def bind(self, target: TargetView) -> None:
-        self._vocab_size = target.vocab_size
         for part in self.parts:
             part.bind(target)
         self._check_signals()
@@ -165,22 +167,22 @@ class Cascade(Drafter):
 
         if not shape.is_chain:
             return self._filled(drafted, shape, depth_B)
-        return self._first(drafted, depth_B, drawn=self.draws(shape, sampler))
+        return self._first(drafted, self._shapes(shape), depth_B)
 
-    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
-        """Whatever a row has: how it is verified does not depend on what the others have."""
-        chains = self._shapes(shape) if shape.is_chain else []
-        return any(part.draws(own, sampler) for part, own in chains)
-
-    def _first(self, drafted: Drafts, depth_B: np.ndarray, *, drawn: bool) -> DraftTree:
+    def _first(
+        self, drafted: Drafts, shapes: list[tuple[Drafter, TreeShape]], depth_B: np.ndarray
+    ) -> DraftTree:
         """Each row's draft is that of the first part that has one."""
         tree = DraftTree.empty(len(depth_B))
         left_B = depth_B
-        for number, part in enumerate(self.parts):
+        for number, (part, own) in enumerate(shapes):
             if not left_B.any():
                 break
             found = drafted(number, left_B)
-            found = _drawn(found, self._vocab_size) if drawn else _opaque(found)
+            if own.is_chain and found.q is not None and not self.repeats_outputs:
+                found = replace(found, proposal=Proposal.SAMPLED)  # a chain has no siblings
+            else:
+                found = as_opaque(found)
             tree = rows_of(tree, _named(found, number), left_B > 0)
             if part is not self.parts[-1]:  # whose draft may stay on the device
                 left_B = np.where((found.parents_BN != PADDING).any(1).cpu().numpy(), 0, left_B)
@@ -217,23 +219,6 @@ class Cascade(Drafter):
 
 Drafts = Callable[[int, np.ndarray], DraftTree]
 """The draft of the part of this number, where so many tokens are wanted of each row."""
-
-
-def _opaque(tree: DraftTree) -> DraftTree:
-    """The draft, whatever it was drawn from."""
-    return replace(tree, proposal=Proposal.OPAQUE, q=None, q_rows_BN=None)
-
-
-def _drawn(tree: DraftTree, vocab_size: int) -> DraftTree:
-    """Chains as draws: an opaque one from point masses on its tokens."""
-    if not tree.num_nodes:
-        return tree
-    if tree.proposal is not Proposal.OPAQUE:  # a chain has no siblings
-        return replace(tree, proposal=Proposal.SAMPLED)
-    tokens_BN = tree.tokens_BN
-    rows_BN = torch.arange(tokens_BN.numel(), device=tokens_BN.device).view(tokens_BN.shape)
-    law = Law.point(tokens_BN.flatten(), vocab_size)
-    return replace(tree, proposal=Proposal.SAMPLED, q=law, q_rows_BN=rows_BN)
 
 
 def _named(tree: DraftTree, number: int) -> DraftTree:

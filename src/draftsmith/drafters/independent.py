@@ -50,7 +50,6 @@ from draftsmith.drafters.tree_growth import (
     drawing,
     grow,
     inside_context,
-    is_drawn,
 )
 from draftsmith.drafters.vocabulary import (
     ReencodedState,
@@ -252,9 +251,6 @@ class Independent(Drafter):
             rated=self.rates_nodes,
         )
         return grow(reader, shape.clip(int(depth_B.max())), depth_B, how)
-
-    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
-        return not self.reads_text and is_drawn(self.config.proposal, shape, sampler)
 
     def advance(self, state: DraftState, accepted: Accepted) -> DraftState:
         assert isinstance(state, (ReencodedState, _State))

@@ -32,6 +32,10 @@ class Remembering(Drafter, abc.ABC, Generic[R]):
         self._open: list[tuple[weakref.ref[R], Callable[[], None]]] = []
         self._bound: TargetView | None = None
 
+    @property
+    def repeats_outputs(self) -> bool:
+        return bool(self.config.memory)
+
     @abc.abstractmethod
     def begin(self, tokens: Sequence[int]) -> R:
         """A row with this text."""

@@ -127,6 +127,7 @@ class PredictionDrafter(Drafter):
 
     config: Config
     reads_predictions = True
+    repeats_outputs = True
 
     def __init__(self, config: Config | None = None) -> None:
         super().__init__(config)

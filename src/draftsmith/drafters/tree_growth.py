@@ -358,25 +358,20 @@ def inside_context(
     return np.where(left_B < 0, 0, np.minimum(depth_B, left_B + 1))
 
 
-def is_drawn(choice: Choice, shape: TreeShape, sampler: Sampler) -> bool:
-    """Whether children are drawn where this choice is asked for. A shape that follows the model
-    takes its top tokens; so does every draft at temperature 0, where a law is one token and draws
-    would leave its siblings nothing."""
-    return choice != "greedy" and not shape.is_dynamic and sampler.temperature > 0
-
-
 def grow(reader: Reader, shape: TreeShape, depth_B: np.ndarray, how: ChildSelection) -> DraftTree:
     """Draft a tree; its numbers stay where the reader's logits are. What lies deeper than a row may
     draft (`depth_B`) is padding.
 
-    Children are the top tokens, whatever `how` asks for, unless `is_drawn` says otherwise.
+    A shape that follows the model takes its top tokens, whatever `how` asks for; so does every
+    draft at temperature 0, where a law is one token and draws would leave its siblings nothing.
     """
     if shape.is_dynamic:
         return grow_dynamic(reader, shape, depth_B, rated=how.rated)
-    if not is_drawn(how.choice, shape, how.sampler):
+    if how.sampler.temperature == 0:
         how = replace(how, choice="greedy")
-    elif how.draw_length and shape.is_chain:
-        depth_B = np.minimum(depth_B, how.draw_length)
+    elif how.draw_length and how.choice != "greedy" and shape.is_chain:
+        shape = shape.clip(how.draw_length)
+        depth_B = np.minimum(depth_B, shape.depth)
         how = replace(how, confidence=0.0)
     if shape.is_chain and how.reads_logits_alone:
         draws = None if how.choice == "greedy" else how.draws

@@ -84,7 +84,6 @@ from draftsmith.drafters.tree_growth import (
     Reader,
     drawing,
     grow,
-    is_drawn,
 )
 from draftsmith.errors import InputError
 from draftsmith.targets import base as targets
@@ -606,9 +605,6 @@ class FeatureDrafter(TrainedDrafter):
         tree = grow(self._reader(state, shape.depth), shape, depth_B, how)
         state.cache.rollback()
         return tree
-
-    def draws(self, shape: TreeShape, sampler: Sampler) -> bool:
-        return is_drawn(self.config.proposal, shape, sampler)
 
     def _reader(self, state: FeatureState, depth: int) -> Reader:
         """What drafts below the last known tokens, no deeper than this."""
