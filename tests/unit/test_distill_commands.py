@@ -81,7 +81,7 @@ def test_timed_steps_are_steps_and_leave_nothing(
         return one_step(self)
 
     monkeypatch.setattr(trainer.Trainer, "one_step", counted)
-    monkeypatch.setattr(distilling.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(distilling, "perf_counter", lambda: next(clock))
     options = DistillOptions(
         target=str(folder / "target"),
         drafter=str(folder / "draft"),

@@ -69,7 +69,7 @@ DISTILLED = "distilled"
 # cores.
 COMPARE_SECONDS = 18.0
 COLLECT_SECONDS = 20.0
-DISTIL_SECONDS = 50.0
+DISTIL_SECONDS = 42.0
 GAIN_SECONDS = 26.0
 
 HELD_OUT_PROMPTS = 12
@@ -246,10 +246,10 @@ class Demo(abc.ABC):
         """Announce and run it, in as many steps as fit but no fewer than these; return what it
         cost. `told`: a sentence with a gap for the steps."""
         steps = max(fewest, int(seconds / distill.time_step(options)))
-        duration = replace(
+        training = replace(
             options.training, duration=f"{steps}steps", warmup=max(1, steps // WARMUP_SHARE)
         )
-        options = replace(options, training=duration, eval_every=math.ceil(steps / EVALUATIONS))
+        options = replace(options, training=training, eval_every=math.ceil(steps / EVALUATIONS))
         self.announce(told.format(steps), "distill", options)
         began = time.monotonic()
         result = distill.run(options)

@@ -113,24 +113,22 @@ def verify_rows(
     """As `verify_step`, by the rule of this name. Where rows are of two kinds, each is judged as if
     it had no neighbours of the other one."""
 
-    def judged(run: DraftTree, some: slice, noise: Noise) -> tuple[DraftTree, Verdict]:
-        return verify_step(
-            run,
-            logits_BNV[some],
-            sampler,
-            histories[some],
-            make_rule(rule, run.proposal),
-            noise,
-            widest=widest,
-            allow_lossy=allow_lossy,
-            draws=draws,
-        )
-
+    judge = partial(
+        verify_step, sampler=sampler, widest=widest, allow_lossy=allow_lossy, draws=draws
+    )
     if tree.opaque_B is None:
-        return judged(tree, slice(None), noise)
+        own = make_rule(rule, tree.proposal)
+        return judge(tree, logits_BNV, histories=histories, rule=own, noise=noise)
     tree, _ = on_host(tree)
     verdicts = [
-        judged(run, some, noise.take(range(some.start, some.stop)))[1] for some, run in alike(tree)
+        judge(
+            run,
+            logits_BNV[some],
+            histories=histories[some],
+            rule=make_rule(rule, run.proposal),
+            noise=noise.take(range(some.start, some.stop)),
+        )[1]
+        for some, run in alike(tree)
     ]
     deepest = max(one.path_BD.shape[1] for one in verdicts)
     paths = [F.pad(v.path_BD, (0, deepest - v.path_BD.shape[1]), value=PADDING) for v in verdicts]

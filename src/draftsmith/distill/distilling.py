@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from accelerate import Accelerator
@@ -167,10 +167,10 @@ def time_step(options: DistillConfig, steps: int = 3) -> float:
     _, data, trainer = prepare(options)
     try:
         trainer.one_step()
-        began = time.perf_counter()
+        began = perf_counter()
         for _ in range(steps):
             trainer.one_step()
-        return (time.perf_counter() - began) / steps
+        return (perf_counter() - began) / steps
     finally:
         close(data.source)
 

@@ -180,8 +180,8 @@ class Suffix(Remembering[Row]):
 
     A request's output is remembered once its rows are gone, when the next request begins or goes
     on. What is drafted depends on what is remembered; the law of outputs does not, and under the
-    rule `match` neither does any output. Under other rules the same seed may give another draw
-    from that law.
+    rule `match` neither does any output. Under other rules it is another draw from that law, as
+    long as no request of the same seed and id is remembered: that one's random numbers come back.
     """
 
     @dataclass(frozen=True, kw_only=True)

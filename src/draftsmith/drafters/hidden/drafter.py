@@ -518,8 +518,9 @@ class FeatureDrafter(TrainedDrafter):
         """A chain ends behind the token that makes it less probable than this; 0: never before its
         length. Trees take no notice."""
         draw_length: int = field(default=0, metadata=ADDED)
-        """A chain of draws ends behind so many tokens, whatever its confidence: how probable a draw
-        was says little about whether it is accepted. 0: as length and confidence say."""
+        """A chain of draws ends behind so many tokens, whatever its confidence, also where a longer
+        one is asked for: how probable a draw was says little about whether it is accepted. 0: as
+        length and confidence say."""
         draft_temperature: float = field(default=1.0, metadata=ADDED)
         """Draws are made at so many times the text's temperature, and verified as such. What learnt
         from a target spreads its law wider: a little below 1 more of its draws are accepted."""
