@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ from tests.command_cases import (
 )
 from transformers import AutoModelForCausalLM
 
-from draftsmith.commands.distill import DistillOptions
+from draftsmith.commands.distill import DistillOptions, time_step
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import distilling, trainer
 from draftsmith.distill.batches import Block, TrainingExample
+from draftsmith.distill.config import ScheduleConfig
 from draftsmith.distill.trajectories.types import Trajectory
 from mini_ende import Pair, examples, read_pairs
 
@@ -91,6 +93,26 @@ def test_timed_steps_are_steps_and_leave_nothing(
     assert distilling.time_step(options) == 2.0
     assert made == [0, 1, 2, 3]
     assert not options.out.exists()
+
+
+def test_what_is_said_of_the_data_is_said_once(
+    folder: Path, tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the training, not by the timing in front of it."""
+    options = DistillOptions(
+        target=str(folder / "target"),
+        drafter=str(folder / "draft"),
+        store=(store,),
+        out=tmp_path / "out",
+        training=ScheduleConfig(block_length=12, batch_tokens=24),
+    )
+    with caplog.at_level(logging.INFO, "draftsmith"):
+        distilling.time_step(options, steps=1)
+        assert "cut" in caplog.text
+        caplog.clear()
+        time_step(options)
+        assert not caplog.records
+        assert logging.getLogger("draftsmith").level == logging.INFO
 
 
 def test_a_drafter_that_is_no_better_is_called_so(

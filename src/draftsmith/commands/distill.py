@@ -7,6 +7,7 @@ OUT/            the drafter with the best held-out figure; run.json is written l
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,16 @@ def run(options: DistillOptions) -> DistillResult:
 
 
 def time_step(options: DistillOptions) -> float:
-    """Seconds of a training step on this machine. Nothing is written."""
+    """Seconds of a training step on this machine. Nothing is written, and nothing is said, which
+    the training would only say again."""
     from draftsmith.distill.distilling import time_step
     from draftsmith.targets.hf import quieten
 
     quieten()
-    return time_step(options)
+    log = logging.getLogger("draftsmith")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        return time_step(options)
+    finally:
+        log.setLevel(before)
