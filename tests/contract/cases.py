@@ -248,6 +248,18 @@ CASES = (
         lambda _: [Suffix(Suffix.Config(min_match=1, factor=2.0)), Eagle(Eagle.Config())],
         remembers=True,
     ),
+    Case(  # its rows are of two kinds
+        kind="suffix",
+        label="suffix-then-independent",
+        build=lambda model: Cascade(
+            [
+                Suffix(Suffix.Config(length=2, min_match=2, factor=2.0)),
+                Independent(Independent.Config(draft_temperature=0.7), model=model),
+            ]
+        ),
+        draws=True,
+        asks_model=True,
+    ),
     _independent("sampled", CHAIN, "independent-chain"),
     _independent(
         "sampled", CHAIN, "independent-chain-confident", confidence=0.4, draft_temperature=0.7
