@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import Signals, TrajectoryBatch, TreeShape
+from draftsmith.core.types import DraftTree, Signals, TrajectoryBatch, TreeShape
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.eagle import Eagle
@@ -112,6 +112,25 @@ def test_chains_of_draws_have_a_length_of_their_own(
     steps = list(decode(target, bound(Eagle(config), target), [[1, 2, 3]], drafted))
     # before its first forward there is nothing to draft from, and the last steps want less
     assert {step.offered_depth[0] for step in steps[1:3]} == depths
+
+
+def test_a_chain_of_draws_is_no_longer_than_it_may_be(
+    target: HFTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is computed of what lies behind its last draw."""
+    config = Eagle.Config(proposal="sampled", length=6, draw_length=2, seed=1)
+    drafted: list[int] = []
+    propose = Eagle.propose
+
+    def noted(self: Eagle, *given: Any) -> DraftTree:
+        tree = propose(self, *given)
+        drafted.append(tree.num_nodes)
+        return tree
+
+    monkeypatch.setattr(Eagle, "propose", noted)
+    options = DecodeOptions(sampler=Sampler(temperature=1.0), max_new_tokens=12, ignore_end=True)
+    list(decode(target, bound(Eagle(config), target), [[1, 2, 3], [4, 5]], options))
+    assert max(drafted) == 2
 
 
 @pytest.mark.parametrize("cls", [*PAIRING, Eagle3])
