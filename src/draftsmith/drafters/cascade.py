@@ -165,17 +165,13 @@ class Cascade(Drafter):
             fit_B = np.minimum(left_B, fitting.depth)
             return part.propose(state.parts[number], fitting, fit_B, sampler, noise)
 
-        if not shape.is_chain:
-            return self._filled(drafted, shape, depth_B)
-        return self._first(drafted, self._shapes(shape), depth_B)
+        return (self._first if shape.is_chain else self._filled)(drafted, shape, depth_B)
 
-    def _first(
-        self, drafted: Drafts, shapes: list[tuple[Drafter, TreeShape]], depth_B: np.ndarray
-    ) -> DraftTree:
+    def _first(self, drafted: Drafts, shape: TreeShape, depth_B: np.ndarray) -> DraftTree:
         """Each row's draft is that of the first part that has one."""
         tree = DraftTree.empty(len(depth_B))
         left_B = depth_B
-        for number, (part, own) in enumerate(shapes):
+        for number, (part, own) in enumerate(self._shapes(shape)):
             if not left_B.any():
                 break
             found = drafted(number, left_B)
