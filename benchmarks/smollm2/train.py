@@ -68,7 +68,7 @@ TEMPERATURES = ((2 / 7, 0.0), (5 / 7, 0.7), (1.0, 1.0))
 LONGEST = 1500
 """Characters of a turn that the model wrote; longer ones are loops."""
 KEPT = (
-    *("target", "data", "device", "processes", "own", "limit"),
+    *("target", "data", "device", "processes", "own", "limit", "samples"),
     *("max_new_tokens", "steps", "batch_tokens", "hold_out", "seed", "stores"),
 )
 """Options that finished parts depend on: those of an OUT do not change."""
@@ -192,7 +192,8 @@ class Work:
             words += ["--device", options.device]
             words += ["--prompts", str(self.out / f"asked-{process}.jsonl"), "--out", str(store)]
             seed = process + options.seed * options.processes
-            words += ["--samples", "1", "--temperatures", f"{heat:g}", "--seed", str(seed)]
+            words += ["--samples", str(options.samples)]
+            words += ["--temperatures", f"{heat:g}", "--seed", str(seed)]
             words += ["--features", "last", "--top-k", "20", "--shard-size", "512"]
             words += ["--batch-size", str(options.batch_size)]
             words += ["--max-new-tokens", str(options.max_new_tokens)]
@@ -340,6 +341,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512, help="texts of a process at once")
     parser.add_argument("--own", type=int, default=3600, help="turns each process asks for")
     parser.add_argument("--limit", type=int, help="questions and functions, each; left out: all")
+    parser.add_argument("--samples", type=int, default=1, help="answers to a prompt, T > 0")
     parser.add_argument("--max-new-tokens", type=int, default=160)
     parser.add_argument("--kinds", default=SHIPPED, help=f"{', '.join(KINDS)}, or KIND:FOLDER")
     parser.add_argument("--rates", default="1e-3,2e-3", help="learning rates")

@@ -61,6 +61,7 @@ EAGLE are, which have all settings."""
     ],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_emitted_law_is_the_targets_law(case: Case, rule: str, setting: str) -> None:
     target, draft_model = models(case)
     found = check(case, target, draft_model, options_for(setting, rule))

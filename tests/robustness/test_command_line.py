@@ -343,6 +343,7 @@ def killed_bench(forks: Forks, words: list[str | Path], out: Path) -> bytes:
     return (out / "records.jsonl").read_bytes()
 
 
+@pytest.mark.full
 def test_a_bench_that_was_killed_is_unfinished_and_replaced(
     models: Path, suite: Path, tmp_path: Path, command: Command, forks: Forks
 ) -> None:

@@ -144,6 +144,7 @@ class Talk:
         assert found in codes or (found == 1000 and self.is_over)
 
 
+@pytest.mark.full
 def test_every_frame_is_answered_and_every_connection_ends_well() -> None:
     fuzzer, seen = Fuzzer(), Counter[str]()
     with Served(sessions=1000, per_address=1000) as served:

@@ -318,6 +318,7 @@ def test_an_interrupt_ends_the_answer_and_keeps_the_conversation(models: Path) -
     assert b"in all: " in err and b"Traceback" not in err
 
 
+@pytest.mark.full
 def test_an_interrupt_while_a_pipe_is_silent_ends_with_130(models: Path) -> None:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with process(models, **pipes) as child:

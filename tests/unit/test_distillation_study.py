@@ -230,6 +230,7 @@ def test_a_claim_is_a_ratio_of_means_and_a_count_of_settings() -> None:
     assert one["low"] < one["ratio"] == 1.25 < one["high"]
 
 
+@pytest.mark.full
 def test_a_study_goes_on_from_its_marks_where_nothing_else_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

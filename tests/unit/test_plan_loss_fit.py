@@ -33,6 +33,7 @@ def test_losses_without_noise_give_the_constants_back(law: LossLaw) -> None:
     assert found.rmse_log < 1e-6 and found.warnings == ()
 
 
+@pytest.mark.full
 def test_noisy_losses_give_intervals_that_hold_the_truth() -> None:
     found = [fit_loss(trained(LossLaw(), 0.005, seed), bootstrap=60) for seed in range(8)]
     inside = [

