@@ -122,7 +122,9 @@ class SideBySide:
         ]
         for heat, _, seed, method, kind in sorted(cells, key=lambda cell: cell[:3]):
             table, links = self.out / f"table-{seed}", self.out / f"drafters-{seed}"
-            words = (str(TABLE), "--drafters", str(links), "--out", str(table), *self.common)
+            words = (str(TABLE), "--out", str(table), *self.common)
+            if kind is not None:
+                words += ("--drafters", str(links))
             words += ("--limit", str(options.limit), "--batch-size", str(options.batch_size))
             words += ("--max-new-tokens", str(options.max_new_tokens))
             needs = self.stores if kind is None else (links / f"{kind}-{rate(kind)}",)

@@ -49,6 +49,8 @@ def test_texts_come_first_then_trainings_then_cells_whose_drafter_is_there(
     assert jobs["hass-0"].needs == ()
     assert jobs["fspad-0"].needs == side.stores and len(side.stores) == 2
     assert "1e-3" in jobs["fspad-0"].words and "2e-3" in jobs["hass-1"].words
+    assert "--drafters" in jobs["cell-1-HASS-T0"].words
+    assert "--drafters" not in jobs["cell-0-PLD-T0"].words, "there may be none yet"
     assert "hass:folder" in jobs["hass-on"].words
     drafter, prompts = jobs["cell-1-HASS-T0"].needs
     assert drafter == tmp_path / "drafters-1" / "hass-2e-3"
