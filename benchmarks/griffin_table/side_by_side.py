@@ -10,12 +10,15 @@ Processes run side by side, because one of them does not fill a GPU (NVIDIA's MP
     cells        of table.py, temperature 0 first, each as soon as its drafter is trained
 
     OUT/texts                         stores; the first kind is trained there, too
-    OUT/trained/hass-1                OUT of train.py, one for each kind and seed
+    OUT/trained/hass-1, hass-on       OUT of train.py, one for each kind and seed, and of --go-on,
+                                      which no cell counts
     OUT/drafters-1                    links to the drafters of a seed
     OUT/table-1                       OUT of table.py, one for each seed
 
-What has ended is kept; the same command goes on. What fails is tried once more; without texts the
-program ends at once. --seconds ends what still runs.
+What has ended is kept; the same command goes on. What fails is tried once more; where no texts can
+be written the program ends. --seconds ends what still runs. Then what was counted as a table:
+
+    python benchmarks/griffin_table/table.py --limit 80 --out OUT/table-0 --drafters OUT/drafters-0
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ HERE = Path(__file__).resolve().parent
 TRAIN, TABLE = HERE.parent / "smollm2" / "train.py", HERE / "table.py"
 RATES = {"fspad": "1e-3", "sps": "5e-4"}
 """The better of two where they were compared; of others 2e-3."""
-KEPT = ("processes", "samples", "steps", "target", "limit", "max_new_tokens", "texts")
+KEPT = (
+    *("processes", "samples", "steps", "target", "limit", "max_new_tokens", "texts"),
+    *("data", "device", "prompts", "go_on"),
+)
 """Options that finished parts depend on: those of an OUT do not change."""
 
 
@@ -62,13 +68,14 @@ class SideBySide:
     """Everything in OUT."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.out = options, Path(options.out)
+        self.options, self.out = options, Path(options.out).resolve()
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         keep_options(self.out, options, KEPT)
         self.kinds = options.kinds.split(",")
         self.texts = self.out / "texts"
         self.running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
-        self.failed: dict[str, int] = {}
+        self.failed: set[str] = set()
+        self.given_up: list[Job] = []
         self.begun = time.monotonic()
         self.jobs = [job for job in (*self.trainings(), *self.cells()) if not job.makes.exists()]
 
@@ -109,8 +116,8 @@ class SideBySide:
         return Job(name=name, words=words, needs=self.stores, makes=folder / drafter / "run.json")
 
     def cells(self) -> Iterator[Job]:
-        """Temperature 0 before 1; of one temperature, what is trained before what is not. The very
-        first makes the prompts of all, where they are not given."""
+        """Temperature 0 before 1; of one temperature, PLD first, then what is trained. The very
+        first needs no drafter and makes the prompts of all, where they are not given."""
         options, first = self.options, self.options.prompts is None
         trained = set(self.seeds)
         cells = [
@@ -120,7 +127,9 @@ class SideBySide:
             for seed in range(options.seeds)
             if ((seed, kind) in trained if kind is not None else seed == 0)
         ]
-        for heat, _, seed, method, kind in sorted(cells, key=lambda cell: cell[:3]):
+        for heat, _, seed, method, kind in sorted(
+            cells, key=lambda cell: (cell[0], cell[3] != "PLD", *cell[1:3])
+        ):
             table, links = self.out / f"table-{seed}", self.out / f"drafters-{seed}"
             words = (str(TABLE), "--out", str(table), *self.common)
             if kind is not None:
@@ -164,14 +173,12 @@ class SideBySide:
                     break
                 time.sleep(0.2)
         finally:
-            for job, process in self.running.values():
-                self.jobs.append(job)
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        for job in self.jobs:
+            for _, process in self.running.values():
+                end(process)
+        left = [*self.given_up, *(job for job, _ in self.running.values()), *self.jobs]
+        for job in left:
             self.say(f"not done: {job.name}, {self.log(job)}")
-        return len(self.jobs)
+        return len(left)
 
     def start(self, job: Job) -> None:
         self.jobs.remove(job)
@@ -193,13 +200,18 @@ class SideBySide:
             if code is None:
                 continue
             del self.running[name]
-            self.say(f"{name} ended" if not code else f"{name} FAILED ({code}), {self.log(job)}")
-            if code:
-                self.failed[name] = self.failed.get(name, 0) + 1
-                if self.failed[name] == 1:
-                    self.jobs.insert(0, job)
-                elif not all(path.exists() for path in self.stores):
-                    sys.exit(f"without texts there is nothing to do: see {self.texts / 'logs'}")
+            if not code and job.makes.exists():
+                self.say(f"{name} ended")
+                continue
+            self.say(f"{name} FAILED ({code}), {self.log(job)}")
+            end(process)  # its own processes, too
+            if name not in self.failed:
+                self.failed.add(name)
+                self.jobs.insert(0, job)
+                continue
+            self.given_up.append(job)
+            if not all(path.exists() for path in self.stores):
+                sys.exit(f"without texts there is nothing to do: see {self.texts / 'logs'}")
 
     def share(self) -> None:
         """What cells need: the prompts of one table, and each drafter in the folder of its seed."""
@@ -214,8 +226,8 @@ class SideBySide:
             links = self.out / f"drafters-{seed}"
             links.mkdir(exist_ok=True)
             drafter, link = home / f"{kind}-{rate(kind)}", links / f"{kind}-{rate(kind)}"
-            if (drafter / "run.json").exists() and not link.exists():
-                link.symlink_to(drafter.resolve())
+            if (drafter / "run.json").exists() and not link.is_symlink():
+                link.symlink_to(os.path.relpath(drafter, links))  # OUT may be moved
                 self.say(f"{kind} of seed {seed} is trained")
 
     @property
@@ -229,6 +241,13 @@ class SideBySide:
         print(f"{self.seconds:6.0f} s  {text}", flush=True)
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """A process and what it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def kind_of(drafter: str) -> str | None:
     """What "hass:{hass}" is to be filled with; None: it does not learn."""
     return drafter.rpartition("{")[2].rstrip("}") if "{" in drafter else None
@@ -236,6 +255,38 @@ def kind_of(drafter: str) -> str | None:
 
 def rate(kind: str) -> str:
     return RATES.get(kind, "2e-3")
+
+
+NUMBERS = (
+    *("at_once", "seeds", "steps", "processes", "samples", "limit", "batch_size"),
+    "max_new_tokens",
+)
+OURS = ("--processes", "--steps", "--samples", "--seed", "--stores", "--kinds", "--rates", "--out")
+"""Options of train.py that are not for --texts."""
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """End the program where what it was given would be refused hours later."""
+    for name in NUMBERS:
+        if vars(options)[name] < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if options.seconds is not None and not options.seconds > 0:
+        parser.error(f"--seconds must be above 0, got {options.seconds}")
+    kinds = options.kinds.split(",")
+    for name, given in (("kinds", kinds), ("seeded", options.seeded.split(","))):
+        unknown = sorted(set(given) - set(KINDS if name == "kinds" else kinds))
+        if (unknown and (name == "kinds" or options.seeds > 1)) or len(set(given)) < len(given):
+            parser.error(f"--{name} are some of {', '.join(KINDS)}, each once, those of --seeded "
+                         f"also of --kinds; got {','.join(given)!r}")  # fmt: skip
+    if options.prompts is not None and not options.prompts.is_file():
+        parser.error(f"--prompts {options.prompts} is no file")
+    if options.go_on is not None:
+        kind, _, folder = options.go_on.partition(":")
+        if kind not in KINDS or kind == "sps" or not Path(folder, "drafter.json").is_file():
+            parser.error(f"--go-on {options.go_on}: KIND:FOLDER of a drafter over hidden states")
+    taken = [word for word in options.texts.split() if word.partition("=")[0] in OURS]
+    if taken:
+        parser.error(f"--texts {' '.join(taken)}: this program gives that itself")
 
 
 def main() -> None:
@@ -259,15 +310,8 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=80, help="texts of a cell at once")
     options = parser.parse_args()
-    for name in ("at_once", "seeds", "steps", "processes", "samples", "limit", "batch_size"):
-        if vars(options)[name] < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    for name in ("kinds", "seeded"):
-        unknown = set(vars(options)[name].split(",")) - set(KINDS)
-        if unknown:
-            parser.error(f"--{name} {', '.join(sorted(unknown))}: they are {', '.join(KINDS)}")
-    if not set(options.seeded.split(",")) <= set(options.kinds.split(",")):
-        parser.error("--seeded names kinds that --kinds lacks")
+    check(options, parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended
     sys.exit(1 if SideBySide(options).run() else 0)
 
 

@@ -355,8 +355,8 @@ def main() -> None:
     unknown = set(kinds) - set(KINDS)
     if len(set(kinds)) < len(kinds):
         parser.error(f"--kinds {options.kinds}: each kind once, because its folder bears its name")
-    if unknown or options.processes < 1:
-        parser.error(f"--kinds are of {', '.join(KINDS)}; --processes is at least 1")
+    if unknown or options.processes < 1 or options.samples < 1:
+        parser.error(f"--kinds are of {', '.join(KINDS)}; --processes and --samples are at least 1")
     if not all(map(is_rate, options.rates.split(","))):
         parser.error(f"--rates {options.rates}: numbers above 0 and at most 1, by commas")
     work = Work(options)

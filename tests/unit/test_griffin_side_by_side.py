@@ -52,6 +52,7 @@ def test_texts_come_first_then_trainings_then_cells_whose_drafter_is_there(
     assert "--drafters" in jobs["cell-1-HASS-T0"].words
     assert "--drafters" not in jobs["cell-0-PLD-T0"].words, "there may be none yet"
     assert "hass:folder" in jobs["hass-on"].words
+    assert jobs["cell-0-PLD-T0"].needs == side.stores, "the prompts of all wait for no drafter"
     drafter, prompts = jobs["cell-1-HASS-T0"].needs
     assert drafter == tmp_path / "drafters-1" / "hass-2e-3"
     assert prompts == tmp_path / "table-1" / "prompts.json"
@@ -85,17 +86,22 @@ def test_a_job_waits_for_what_it_needs_and_is_tried_twice(
         store.parent.mkdir(parents=True)
         store.touch()
     one, two, never = tmp_path / "one", tmp_path / "two", tmp_path / "never"
-    code = f"import pathlib, sys; sys.exit(not pathlib.Path({str(one)!r}).exists())"
+    code = f"import pathlib; pathlib.Path({str(one)!r}).rename({str(two)!r})"
     side.jobs = [
         module.Job(name="second", words=("-c", code), needs=(one,), makes=two),
         touching(module, "first", one),
         module.Job(name="wrong", words=("-c", "raise SystemExit(3)"), needs=(), makes=never),
         touching(module, "behind", tmp_path / "behind", (never,)),
     ]
-    assert side.run() == 1, "one waits for what failed"
+    assert side.run() == 2, "what failed, and what waits for it"
     said = capsys.readouterr().out
-    assert said.count("wrong FAILED (3)") == 2 and "second ended" in said
-    assert "not done: behind" in said and not (tmp_path / "behind").exists()
+    assert said.count("wrong FAILED (3)") == 2
+    assert "second ended" in said and "second FAILED" not in said
+    assert (
+        "not done: wrong" in said
+        and "not done: behind" in said
+        and not (tmp_path / "behind").exists()
+    )
 
 
 def test_without_texts_it_ends_at_once(module: ModuleType, tmp_path: Path) -> None:
@@ -119,3 +125,59 @@ def test_it_ends_when_the_time_is_over(
     assert side.run() == 1
     assert "the time is over, 1 still run" in capsys.readouterr().out
     assert side.running["long"][1].returncode is not None
+
+
+def test_drafters_are_found_where_out_was_moved(module: ModuleType, tmp_path: Path) -> None:
+    side = work(module, tmp_path / "before")
+    made = next(job for job in side.jobs if job.name == "fspad-0").makes
+    made.parent.mkdir(parents=True)
+    made.touch()
+    side.share()
+    moved = (tmp_path / "before").rename(tmp_path / "behind")
+    assert (moved / "drafters-0" / "fspad-1e-3" / "run.json").exists()
+    assert list((moved / "drafters-0").iterdir()) == [moved / "drafters-0" / "fspad-1e-3"]
+
+
+def test_a_process_that_makes_nothing_has_failed(module: ModuleType, tmp_path: Path) -> None:
+    side = work(module, tmp_path)
+    for store in side.stores:
+        store.parent.mkdir(parents=True)
+        store.touch()
+    side.jobs = [module.Job(name="idle", words=("-c", ""), needs=(), makes=tmp_path / "x")]
+    assert side.run() == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--max-new-tokens 0", "--max-new-tokens must be at least 1"),
+        ("--seconds 0", "--seconds must be above 0"),
+        ("--kinds hass,hass", "each once"),
+        ("--kinds hass --seeded fspad", "also of --kinds"),
+        ("--prompts nowhere.json", "is no file"),
+        ("--go-on hass", "KIND:FOLDER"),
+        ("--texts=--steps=9", "gives that itself"),
+    ],
+)
+def test_what_would_be_refused_hours_later_is_refused(
+    words: str,
+    says: str,
+    module: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["it", "--out", str(tmp_path / "out"), *words.split()])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_other_programs_know_the_words_that_they_are_given(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    for job in work(module, tmp_path, data=tmp_path).jobs:
+        source = Path(job.words[0]).read_text(encoding="utf-8")
+        given = [word for word in job.words if word.startswith("--")]
+        assert given and all(f'parser.add_argument("{word}"' in source for word in given), job.name
