@@ -16,7 +16,8 @@ Processes run side by side, because one of them does not fill a GPU (NVIDIA's MP
     OUT/table-1                       OUT of table.py, one for each seed
 
 What has ended is kept; the same command goes on. What fails is tried once more; where no texts can
-be written the program ends. --seconds ends what still runs. Then what was counted as a table:
+be written the program ends. --seconds ends what still runs. Then what was counted as a table, OUT
+spelt as before:
 
     python benchmarks/griffin_table/table.py --limit 80 --out OUT/table-0 --drafters OUT/drafters-0
 """
@@ -68,7 +69,7 @@ class SideBySide:
     """Everything in OUT."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.out = options, Path(options.out).resolve()
+        self.options, self.out = options, Path(options.out)
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         keep_options(self.out, options, KEPT)
         self.kinds = options.kinds.split(",")

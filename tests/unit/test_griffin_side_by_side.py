@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "griffin_table" / "side_by_side.py"
+from griffin_table import side_by_side
 
 
-@pytest.fixture(scope="module")
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("griffin_side_by_side", FILE)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
-
-
-def work(module: ModuleType, out: Path, **changed: Any) -> Any:
+def work(out: Path, **changed: Any) -> Any:
     given: dict[str, Any] = {
         **{"out": out, "data": None, "target": "model", "device": "cpu", "seconds": None},
         **{"at_once": 2, "kinds": "hass,fspad,medusa", "seeds": 2, "seeded": "hass"},
         **{"go_on": None, "steps": 3, "processes": 2, "samples": 1, "texts": "", "prompts": None},
         **{"limit": 1, "max_new_tokens": 8, "batch_size": 2},
     }
-    return module.SideBySide(argparse.Namespace(**{**given, **changed}))
+    return side_by_side.SideBySide(argparse.Namespace(**{**given, **changed}))
 
 
-def test_texts_come_first_then_trainings_then_cells_whose_drafter_is_there(
-    module: ModuleType, tmp_path: Path
-) -> None:
-    side = work(module, tmp_path, go_on="hass:folder")
+def test_texts_come_first_then_trainings_then_cells_whose_drafter_is_there(tmp_path: Path) -> None:
+    side = work(tmp_path, go_on="hass:folder")
     names = [job.name for job in side.jobs]
     assert names[:5] == ["hass-0", "fspad-0", "medusa-0", "hass-1", "hass-on"]
     cells = names[5:]
@@ -62,36 +48,36 @@ def test_texts_come_first_then_trainings_then_cells_whose_drafter_is_there(
     assert makes_prompts == cells[:1]
 
 
-def test_what_is_done_is_kept(module: ModuleType, tmp_path: Path) -> None:
-    first = work(module, tmp_path)
+def test_what_is_done_is_kept(tmp_path: Path) -> None:
+    first = work(tmp_path)
     made = next(job for job in first.jobs if job.name == "fspad-0").makes
     made.parent.mkdir(parents=True)
     made.touch()
-    again = [job.name for job in work(module, tmp_path).jobs]
+    again = [job.name for job in work(tmp_path).jobs]
     assert "fspad-0" not in again and len(again) == len(first.jobs) - 1
     with pytest.raises(SystemExit, match="--steps 3"):
-        work(module, tmp_path, steps=4)
+        work(tmp_path, steps=4)
 
 
-def touching(module: ModuleType, name: str, makes: Path, needs: tuple[Path, ...] = ()) -> Any:
+def touching(name: str, makes: Path, needs: tuple[Path, ...] = ()) -> Any:
     code = f"import pathlib; pathlib.Path({str(makes)!r}).touch()"
-    return module.Job(name=name, words=("-c", code), needs=needs, makes=makes)
+    return side_by_side.Job(name=name, words=("-c", code), needs=needs, makes=makes)
 
 
 def test_a_job_waits_for_what_it_needs_and_is_tried_twice(
-    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    side = work(module, tmp_path)
+    side = work(tmp_path)
     for store in side.stores:
         store.parent.mkdir(parents=True)
         store.touch()
     one, two, never = tmp_path / "one", tmp_path / "two", tmp_path / "never"
     code = f"import pathlib; pathlib.Path({str(one)!r}).rename({str(two)!r})"
     side.jobs = [
-        module.Job(name="second", words=("-c", code), needs=(one,), makes=two),
-        touching(module, "first", one),
-        module.Job(name="wrong", words=("-c", "raise SystemExit(3)"), needs=(), makes=never),
-        touching(module, "behind", tmp_path / "behind", (never,)),
+        side_by_side.Job(name="second", words=("-c", code), needs=(one,), makes=two),
+        touching("first", one),
+        side_by_side.Job(name="wrong", words=("-c", "raise SystemExit(3)"), needs=(), makes=never),
+        touching("behind", tmp_path / "behind", (never,)),
     ]
     assert side.run() == 2, "what failed, and what waits for it"
     said = capsys.readouterr().out
@@ -104,31 +90,29 @@ def test_a_job_waits_for_what_it_needs_and_is_tried_twice(
     )
 
 
-def test_without_texts_it_ends_at_once(module: ModuleType, tmp_path: Path) -> None:
-    side = work(module, tmp_path)
+def test_without_texts_it_ends_at_once(tmp_path: Path) -> None:
+    side = work(tmp_path)
     side.jobs = [
-        module.Job(
+        side_by_side.Job(
             name="texts", words=("-c", "raise SystemExit(1)"), needs=(), makes=tmp_path / "x"
         ),
-        touching(module, "training", tmp_path / "y", side.stores),
+        touching("training", tmp_path / "y", side.stores),
     ]
     with pytest.raises(SystemExit, match="without texts"):
         side.run()
 
 
-def test_it_ends_when_the_time_is_over(
-    module: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    side = work(module, tmp_path, seconds=0.5)
+def test_it_ends_when_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    side = work(tmp_path, seconds=0.5)
     sleeps = ("-c", "import time; time.sleep(600)")
-    side.jobs = [module.Job(name="long", words=sleeps, needs=(), makes=tmp_path / "x")]
+    side.jobs = [side_by_side.Job(name="long", words=sleeps, needs=(), makes=tmp_path / "x")]
     assert side.run() == 1
     assert "the time is over, 1 still run" in capsys.readouterr().out
     assert side.running["long"][1].returncode is not None
 
 
-def test_drafters_are_found_where_out_was_moved(module: ModuleType, tmp_path: Path) -> None:
-    side = work(module, tmp_path / "before")
+def test_drafters_are_found_where_out_was_moved(tmp_path: Path) -> None:
+    side = work(tmp_path / "before")
     made = next(job for job in side.jobs if job.name == "fspad-0").makes
     made.parent.mkdir(parents=True)
     made.touch()
@@ -138,12 +122,12 @@ def test_drafters_are_found_where_out_was_moved(module: ModuleType, tmp_path: Pa
     assert list((moved / "drafters-0").iterdir()) == [moved / "drafters-0" / "fspad-1e-3"]
 
 
-def test_a_process_that_makes_nothing_has_failed(module: ModuleType, tmp_path: Path) -> None:
-    side = work(module, tmp_path)
+def test_a_process_that_makes_nothing_has_failed(tmp_path: Path) -> None:
+    side = work(tmp_path)
     for store in side.stores:
         store.parent.mkdir(parents=True)
         store.touch()
-    side.jobs = [module.Job(name="idle", words=("-c", ""), needs=(), makes=tmp_path / "x")]
+    side.jobs = [side_by_side.Job(name="idle", words=("-c", ""), needs=(), makes=tmp_path / "x")]
     assert side.run() == 1
 
 
@@ -162,22 +146,19 @@ def test_a_process_that_makes_nothing_has_failed(module: ModuleType, tmp_path: P
 def test_what_would_be_refused_hours_later_is_refused(
     words: str,
     says: str,
-    module: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["it", "--out", str(tmp_path / "out"), *words.split()])
     with pytest.raises(SystemExit):
-        module.main()
+        side_by_side.main()
     assert says in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
 
 
-def test_the_other_programs_know_the_words_that_they_are_given(
-    module: ModuleType, tmp_path: Path
-) -> None:
-    for job in work(module, tmp_path, data=tmp_path).jobs:
+def test_the_other_programs_know_the_words_that_they_are_given(tmp_path: Path) -> None:
+    for job in work(tmp_path, data=tmp_path).jobs:
         source = Path(job.words[0]).read_text(encoding="utf-8")
         given = [word for word in job.words if word.startswith("--")]
         assert given and all(f'parser.add_argument("{word}"' in source for word in given), job.name
