@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.loops import StepCounts, count_outside, in_loops
 from draftsmith.core.config import LOSSY_RULES
@@ -39,6 +39,9 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.provenance import digest, write_text_atomic
 from draftsmith.targets.hf import HFTarget, load_target
+
+if TYPE_CHECKING:
+    from recorded import Recorded
 
 COUNTED = "behind the prompt's own step"
 """Which steps; figures that counted others are of another exam."""
@@ -276,10 +279,16 @@ def count(
     shape: TreeShape,
     temperature: float,
     rule: str = "auto",
+    recorded: Recorded | None = None,
 ) -> Decoded:
-    """Decode all prompts and count tokens and steps, in and outside of repetition loops."""
+    """Decode all prompts and count tokens and steps, in and outside of repetition loops.
+
+    Args:
+        recorded: the target's own texts of these prompts at this temperature; they are repeated in
+            place of decoding. For drafts that do not depend on the verifier's noise.
+    """
     options = DecodeOptions(
-        sampler=exam.sampler(temperature),
+        sampler=exam.sampler(temperature if recorded is None else 0.0),
         max_new_tokens=exam.max_new_tokens,
         shape=shape,
         seed=exam.seed,
@@ -289,7 +298,8 @@ def count(
     rows_of: dict[int, _Counts] = {}
     for rows in batches(prompts, exam.batch_size):
         chosen = [prompts[row] for row in rows]
-        steps = list(decode(target, drafter, chosen, options, request_ids=rows))
+        model = target if recorded is None else recorded.rows(rows)
+        steps = list(decode(model, drafter, chosen, options, request_ids=rows))
         rows_of |= {row: _counted(steps, b) for b, row in enumerate(rows)}
     columns = zip(*(rows_of[row] for row in range(len(prompts))), strict=True)
     tokens, taken, accepted, offered, looped, outside, by_depth = columns

@@ -215,13 +215,18 @@ class SideBySide:
                 sys.exit(f"without texts there is nothing to do: see {self.texts / 'logs'}")
 
     def share(self) -> None:
-        """What cells need: the prompts of one table, and each drafter in the folder of its seed."""
-        given = self.options.prompts or self.out / "table-0" / "prompts.json"
+        """What cells need: prompts and texts of one table, and each drafter in the folder of its
+        seed."""
+        first = self.out / "table-0"
+        given = self.options.prompts or first / "prompts.json"
         for seed in range(self.options.seeds):
-            prompts = self.out / f"table-{seed}" / "prompts.json"
-            prompts.parent.mkdir(exist_ok=True)
-            if given.exists() and not prompts.exists():
-                shutil.copy(given, prompts)
+            table = self.out / f"table-{seed}"
+            table.mkdir(exist_ok=True)
+            if given.exists() and not (table / "prompts.json").exists():
+                shutil.copy(given, table / "prompts.json")
+            for texts in first.glob("texts-T*.*"):
+                if not (table / texts.name).exists():
+                    (table / texts.name).symlink_to(Path("..", "table-0", texts.name))
         for seed, kind in self.seeds:
             home = self.texts if (seed, kind) == (0, self.kinds[0]) else self.home(kind, seed)
             links = self.out / f"drafters-{seed}"

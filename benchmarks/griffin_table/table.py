@@ -12,15 +12,18 @@ same for all methods. Counted, behind the prompt's own step:
     refused         share of steps that refuse every draft of a depth, all before it accepted
                     (GRIFFIN's misalignment, where drafts are verified as they are decoded)
 
-For that no clock is read, so cells may run side by side (--at-once). What a cell has counted is
-kept: the same command again does what is missing. A cell whose drafter is no longer the best is
-counted anew. With --clock N, when nothing else runs, the drafters decode N prompts of each suite in
-turns (`draftsmith bench`), for
+Where drafts do not depend on the verifier's noise, the text is the one that plain decoding draws,
+so it is decoded once, and drafters are counted along it without the target (../recorded.py): the
+same counts, for a tenth of the work. No clock is read, so cells may run side by side (--at-once).
+What a cell has counted is kept: the same command again does what is missing. A cell whose drafter
+is no longer the best is counted anew. With --clock N, when nothing else runs, the drafters decode N
+prompts of each suite in turns (`draftsmith bench`), for
 
     speed         over plain decoding; on a CPU a tree of 59 nodes costs more than it brings, so
                   drafts are chains whose length is chosen at every step (`--draft-length auto`)
 
     OUT/prompts.json              token ids by suite
+    OUT/texts-T0.json             with the target's answers; beside it, its states along them
     OUT/cells/GRIFFIN-T0.json     counts per prompt
     OUT/speed/GSM8K               a report of bench
     OUT/table.md, results.json    everything
@@ -41,13 +44,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 
+import torch
 from evaluation import Decoded, Evaluation, count, ready
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from drafters.parts import STATIC
 from drafters.runs import DYNAMIC
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
-from draftsmith.core.types import TreeShape
+from draftsmith.core.types import Signals, TreeShape
 from draftsmith.data.suites import load_prompts
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
@@ -55,6 +61,8 @@ from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.recycling import Recycling
 from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import (
+    atomic_path,
+    held,
     machine_summary,
     portable_text,
     read_json,
@@ -63,6 +71,7 @@ from draftsmith.provenance import (
 )
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
+from recorded import Recorded, states_along
 from smollm2.train import keep_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,14 +94,19 @@ class Method:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     drafts_chains: bool = True
     """Can be timed beside the others, in chains."""
+    repeats: tuple[float, ...] = (0.0, 1.0)
+    """Temperatures at which it is counted along recorded texts: where nothing is drawn from its q,
+    and it reads no law of the target."""
 
 
 METHODS = {
     "PLD": Method(drafter="prompt_lookup", shape=TreeShape.chain(10)),
-    "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape, drafts_chains=False),
+    "Lookahead": Method(
+        drafter="lookahead", shape=Lookahead().default_shape, drafts_chains=False, repeats=()
+    ),
     "suffix": Method(drafter="suffix", shape=TreeShape.chain(10)),
-    "recycling": Method(drafter="recycling", shape=Recycling().default_shape),
-    "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5)),
+    "recycling": Method(drafter="recycling", shape=Recycling().default_shape, repeats=()),
+    "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5), repeats=(0.0,)),
     "Medusa": Method(drafter="medusa:{medusa}", shape=Medusa.default_shape),
     "Medusa (typical)": Method(
         drafter="medusa:{medusa}",
@@ -100,8 +114,9 @@ METHODS = {
         rule="typical",
         temperatures=(1.0,),
         drafts_chains=False,
+        repeats=(),
     ),
-    "EAGLE-1": Method(drafter="eagle:{eagle}", shape=STATIC),
+    "EAGLE-1": Method(drafter="eagle:{eagle}", shape=STATIC, repeats=(0.0,)),
     "EAGLE-2": Method(drafter="eagle:{eagle}", shape=DYNAMIC),
     "EAGLE-3": Method(drafter="eagle3:{eagle3}", shape=DYNAMIC),
     "FSPAD": Method(drafter="fspad:{fspad}", shape=DYNAMIC),
@@ -177,29 +192,103 @@ class Table:
             for begin in range(0, len(asked), size):
                 some = slice(begin, begin + size)
                 for prompt, result in zip(
-                    asked[some], generate(target, NoDrafter(), first[some], plain), strict=True
+                    asked[some],
+                    generate(target, NoDrafter(), first[some], plain, batch_size=size),
+                    strict=True,
                 ):
                     answer = target.tokenizer.decode(result.token_ids, skip_special_tokens=True)
                     suites[suite].append(list(prompt.token_ids(target.tokenizer, [answer])))
         write_json_atomic(path, {"target": options.target, "suites": suites})
         return suites
 
+    def exam(self, prompts: Sequence[Sequence[int]]) -> Evaluation:
+        """How a suite is decoded."""
+        options = self.options
+        return Evaluation(
+            target=options.target,
+            prompts=self.out / "prompts.json",
+            limit=len(prompts),
+            max_new_tokens=options.max_new_tokens,
+            batch_size=options.batch_size,
+        )
+
+    def texts(self, target: HFTarget, temperature: float) -> dict[str, list[list[int]]]:
+        """What plain decoding makes of every prompt, by suite; decoded once."""
+        path = self.out / f"texts-T{temperature:g}.json"
+        if path.exists():
+            found: dict[str, list[list[int]]] = read_json(path, "texts of this table")["suites"]
+            return found
+        suites = {}
+        for suite, prompts in self.prompts().items():
+            exam = self.exam(prompts)
+            options = DecodeOptions(
+                sampler=exam.sampler(temperature),
+                max_new_tokens=exam.max_new_tokens,
+                seed=exam.seed,
+            )
+            results = generate(target, NoDrafter(), prompts, options, batch_size=exam.batch_size)
+            suites[suite] = [
+                [*prompt, *result.token_ids]
+                for prompt, result in zip(prompts, results, strict=True)
+            ]
+        write_json_atomic(path, {"target": self.options.target, "suites": suites})
+        return suites
+
+    def recorded(
+        self, target: HFTarget, temperature: float, signals: Signals
+    ) -> dict[str, Recorded]:
+        """The texts of one temperature, with the states that a drafter reads, by suite."""
+        with held(self.out / "texts.lock"):  # one cell records, others wait for it
+            texts = self.texts(target, temperature)
+            reads = signals != Signals()
+            states = self.states(target, temperature, signals) if reads else {}
+        return {
+            suite: Recorded(
+                vocab_size=target.vocab_size,
+                texts=its,
+                end_ids=target.end_ids,
+                signals=signals,
+                states=states.get(suite, ()),
+            )
+            for suite, its in texts.items()
+        }
+
+    def states(
+        self, target: HFTarget, temperature: float, signals: Signals
+    ) -> dict[str, list[Tensor]]:
+        """The target's states along its texts, by suite; computed once."""
+        read = "-".join(map(str, signals.layers)) + "-last" * signals.last_hidden
+        path = self.out / f"texts-T{temperature:g}-{read.strip('-')}.safetensors"
+        texts = self.texts(target, temperature)
+        if not path.exists():
+            made = {
+                suite: torch.cat([states_along(target, text, signals) for text in its])
+                for suite, its in texts.items()
+            }
+            with atomic_path(path) as unfinished:
+                save_file({name: states.cpu() for name, states in made.items()}, unfinished)
+        flat = load_file(path, device=str(target.device))
+        return {suite: list(flat[suite].split(list(map(len, its)))) for suite, its in texts.items()}
+
     def cell(self, method: str, temperature: float) -> None:
         """Count one method at one temperature, and keep it."""
-        options, chosen = self.options, METHODS[method]
-        target, counted = self.target(), {}
+        chosen, target, counted = METHODS[method], self.target(), {}
+        drafter = ready(self.drafters[method], target, chosen.shape)
+        recorded: Mapping[str, Recorded] = {}
+        if temperature in chosen.repeats:
+            recorded = self.recorded(target, temperature, drafter.signals)
         for suite, prompts in self.prompts().items():
-            exam = Evaluation(
-                target=options.target,
-                prompts=self.out / "prompts.json",
-                limit=len(prompts),
-                max_new_tokens=options.max_new_tokens,
-                batch_size=options.batch_size,
+            decoded = count(
+                self.exam(prompts),
+                target,
+                drafter,
+                prompts,
+                chosen.shape,
+                temperature,
+                chosen.rule,
+                recorded.get(suite),
             )
-            drafter = ready(self.drafters[method], target, chosen.shape)
-            counted[suite] = asdict(
-                count(exam, target, drafter, prompts, chosen.shape, temperature, chosen.rule)
-            )
+            counted[suite] = asdict(decoded)
             print(f"{method}, T = {temperature:g}, {suite}", flush=True)
         content = {"drafter": self.drafters[method], "rule": chosen.rule, "suites": counted}
         write_json_atomic(self.path(method, temperature), content)

@@ -24,22 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from draftsmith.bench.arms import time_decode
-from draftsmith.core.cache import Block, KVCache, KVSpec
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import Arm
-from draftsmith.core.types import Signals, TargetOutput
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.provenance import machine_summary, write_json_atomic
 from draftsmith.targets.base import Target
 from draftsmith.targets.config import ModelConfig
 from draftsmith.targets.hf import HFTarget, open_target
+from recorded import Recorded
 from smollm2.measure import first_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,36 +54,6 @@ ROUNDS = 3
 LONGEST = 3000
 """Tokens of a version; files that are longer are left out."""
 FILES = 16
-
-
-class Replay:
-    """A target that answers a prompt with what was recorded, whatever is drafted.
-
-    logits behind position t name the token that stands at t + 1 in prompt and answer
-    """
-
-    name = "replay"
-    tokenizer = None
-    end_ids: frozenset[int] = frozenset()
-    max_length = None
-    device, dtype = torch.device("cpu"), torch.float32
-
-    def __init__(self, vocab_size: int, text: Sequence[int]) -> None:
-        self.vocab_size = vocab_size
-        self._next = torch.tensor([*text[1:], 0])
-        self._spec = KVSpec(layers=((1, 1, 1),), dtype=self.dtype, device=self.device)
-
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        return KVCache(self._spec, num_rows, capacity)
-
-    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
-        positions_BT = block.positions(self.device)
-        number_BN = self._next[positions_BT.clamp(max=len(self._next) - 1)][:, -keep:]
-        empty_BTHD = torch.zeros((len(tokens_BT), 1, tokens_BT.shape[1], 1))
-        block.cache.extend(block, 0, empty_BTHD, empty_BTHD)
-        logits_BNV = torch.zeros((*number_BN.shape, self.vocab_size))
-        logits_BNV.scatter_(-1, number_BN[..., None], 1.0)
-        return TargetOutput(logits_BNV=logits_BNV, signals_BTS=None)
 
 
 @dataclass
@@ -178,7 +144,7 @@ def edits(model: HFTarget) -> dict[str, Any]:
             drafter.bind(model)
         for before, after in itertools.pairwise(versions):
             prompt = [*ask, *before]
-            target = Replay(model.vocab_size, [*prompt, *after])
+            target = Recorded(vocab_size=model.vocab_size, texts=[[*prompt, *after]]).rows([0])
             for name, drafter in drafters.items():
                 assert found[name].text(target, drafter, prompt, len(after)) == after
         print(path, {name: one.per_step for name, one in found.items()}, flush=True)

@@ -122,6 +122,18 @@ def test_drafters_are_found_where_out_was_moved(tmp_path: Path) -> None:
     assert list((moved / "drafters-0").iterdir()) == [moved / "drafters-0" / "fspad-1e-3"]
 
 
+def test_tables_of_all_seeds_have_the_prompts_and_texts_of_the_first(tmp_path: Path) -> None:
+    side = work(tmp_path)
+    side.share()
+    assert not (tmp_path / "table-1" / "prompts.json").exists()
+    for name in ("prompts.json", "texts-T0.json", "texts-T0-last.safetensors"):
+        (tmp_path / "table-0" / name).write_text(name)
+    side.share()
+    side.share()
+    for name in ("prompts.json", "texts-T0.json", "texts-T0-last.safetensors"):
+        assert (tmp_path / "table-1" / name).read_text() == name
+
+
 def test_a_process_that_makes_nothing_has_failed(tmp_path: Path) -> None:
     side = work(tmp_path)
     for store in side.stores:

@@ -4,28 +4,22 @@ takes."""
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from tests.tiny_models import save_pair
 
-ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "benchmarks" / "griffin_table" / "table.py"
-
-
-@pytest.fixture(scope="module")
-def griffin() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("griffin_table", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+from draftsmith.core.config import LOSSY_RULES
+from draftsmith.core.types import Signals
+from draftsmith.drafters.registry import drafter_class
+from draftsmith.targets.hf import load_target
+from griffin_table import table as griffin
+from recorded import states_along
 
 
 def trained(folder: Path, **held_out: float) -> None:
@@ -33,9 +27,7 @@ def trained(folder: Path, **held_out: float) -> None:
     (folder / "run.json").write_text(json.dumps({"results": {"held_out": held_out}}))
 
 
-def test_of_each_kind_the_best_on_held_out_texts_is_taken(
-    griffin: ModuleType, tmp_path: Path
-) -> None:
+def test_of_each_kind_the_best_on_held_out_texts_is_taken(tmp_path: Path) -> None:
     trained(tmp_path / "hass-1e-3", tokens_per_step=1.9, tokens_per_step_t1=2.0)
     trained(tmp_path / "hass-2e-3", tokens_per_step=1.8, tokens_per_step_t1=2.2)
     trained(tmp_path / "sps-1e-3", acceptance=0.4)
@@ -48,7 +40,7 @@ def test_of_each_kind_the_best_on_held_out_texts_is_taken(
     }
 
 
-def cell(griffin: ModuleType, tokens: tuple[int, ...], steps: tuple[int, ...]) -> dict[str, object]:
+def cell(tokens: tuple[int, ...], steps: tuple[int, ...]) -> dict[str, object]:
     decoded = griffin.Decoded(
         shape=griffin.DYNAMIC,
         temperature=0.0,
@@ -57,23 +49,21 @@ def cell(griffin: ModuleType, tokens: tuple[int, ...], steps: tuple[int, ...]) -
         accepted=tuple(a - b for a, b in zip(tokens, steps, strict=True)),
         offered=steps,
         loop_tokens=(3, 0),
-        outside=tuple(griffin_counts(griffin, a, b) for a, b in zip(tokens, steps, strict=True)),
+        outside=tuple(griffin_counts(a, b) for a, b in zip(tokens, steps, strict=True)),
         by_depth=(((4, 3), (3, 1)), ((6, 3),)),
     )
     content: dict[str, object] = json.loads(json.dumps(asdict(decoded)))  # as it is kept
     return content
 
 
-def griffin_counts(griffin: ModuleType, tokens: int, steps: int) -> object:
+def griffin_counts(tokens: int, steps: int) -> object:
     from draftsmith.bench.loops import StepCounts
 
     return StepCounts(tokens=tokens, steps=steps, accepted=tokens - steps, offered=steps)
 
 
-def test_a_row_divides_sums_and_counts_refusals_by_depth(
-    griffin: ModuleType, tmp_path: Path
-) -> None:
-    suites = {"A": cell(griffin, (6, 4), (3, 2)), "B": cell(griffin, (9, 3), (2, 1))}
+def test_a_row_divides_sums_and_counts_refusals_by_depth(tmp_path: Path) -> None:
+    suites = {"A": cell((6, 4), (3, 2)), "B": cell((9, 3), (2, 1))}
     folder = tmp_path / "hass-1e-3"
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"results": {"tokens": 12_812_288}}))
@@ -95,7 +85,7 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(
     assert griffin.trained_tokens("suffix") is None
 
 
-def test_speeds_are_those_of_the_methods_own_drafter(griffin: ModuleType, tmp_path: Path) -> None:
+def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:
     options = argparse.Namespace(
         out=tmp_path,
         target="x",
@@ -123,9 +113,7 @@ def test_speeds_are_those_of_the_methods_own_drafter(griffin: ModuleType, tmp_pa
     assert work.speeds("PLD", 1.0) == work.speeds("Lookahead", 0.0) == {}
 
 
-def test_cells_of_other_options_or_drafters_are_not_mixed(
-    griffin: ModuleType, tmp_path: Path
-) -> None:
+def test_cells_of_other_options_or_drafters_are_not_mixed(tmp_path: Path) -> None:
     drafters = tmp_path / "drafters"
     trained(drafters / "hass-1e-3", tokens_per_step=1.9, tokens_per_step_t1=2.0)
 
@@ -147,7 +135,7 @@ def test_cells_of_other_options_or_drafters_are_not_mixed(
         table(limit=None)
 
 
-def test_every_method_names_a_drafter_that_train_makes_or_none(griffin: ModuleType) -> None:
+def test_every_method_names_a_drafter_that_train_makes_or_none() -> None:
     from draftsmith.drafters.config import cascade_parts, drafter_parts, kinds
 
     paths = dict.fromkeys(griffin.KINDS, "folder")
@@ -170,7 +158,6 @@ def test_every_method_names_a_drafter_that_train_makes_or_none(griffin: ModuleTy
 def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(
     words: list[str],
     message: str,
-    griffin: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -179,3 +166,44 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(
     with pytest.raises(SystemExit, match="2"):
         griffin.main()
     assert message in capsys.readouterr().err
+
+
+def test_only_what_draws_from_no_q_and_reads_no_law_is_counted_along_texts() -> None:
+    reads_laws = {"lookahead", "recycling"}
+    for name, method in griffin.METHODS.items():
+        kind = method.drafter.partition(":")[0]
+        kind = "independent" if kind == "{sps}" else kind
+        drawn = hasattr(drafter_class(kind).Config, "proposal") and not method.shape.is_dynamic
+        if kind in reads_laws or method.rule in LOSSY_RULES:
+            assert method.repeats == (), name
+        else:
+            assert method.repeats == ((0.0,) if drawn else (0.0, 1.0)), name
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_a_cell_along_texts_counts_what_the_target_would(
+    heat: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_pair(tmp_path)
+    target, method = load_target(tmp_path / "target"), griffin.METHODS["PLD"]
+    monkeypatch.setattr(griffin.Table, "target", lambda self: target)  # it compiles
+    words = {"target": str(tmp_path / "target"), "data": tmp_path, "limit": 3, "device": "cpu"}
+    words |= {"out": tmp_path / "out", "drafters": None, "methods": "PLD"}
+    work = griffin.Table(argparse.Namespace(**words, max_new_tokens=24, batch_size=2))
+    every = list(range(3, 299))  # whatever is drawn has stood in the prompt
+    suites = {"A": [every, every[::-1], every[1::2]], "B": [every[::3]]}
+    (tmp_path / "out" / "prompts.json").write_text(json.dumps({"suites": suites}))
+    work.cell("PLD", heat)
+    found = json.loads(work.path("PLD", heat).read_text())["suites"]
+    for suite, prompts in suites.items():
+        drafter = griffin.ready(method.drafter, target, method.shape)
+        counted = griffin.count(work.exam(prompts), target, drafter, prompts, method.shape, heat)
+        assert griffin.Decoded.from_json(found[suite]) == counted
+        assert sum(counted.offered), "nothing was drafted: nothing was compared"
+    states = work.states(target, heat, Signals(last_hidden=True))
+    texts = work.texts(target, heat)
+    assert {suite: list(map(len, its)) for suite, its in states.items()} == {
+        suite: list(map(len, its)) for suite, its in texts.items()
+    }
+    whole = states_along(target, texts["B"][0], Signals(last_hidden=True))
+    torch.testing.assert_close(states["B"][0], whole)
