@@ -16,22 +16,24 @@ Where drafts do not depend on the verifier's noise, the text is the one that pla
 so it is decoded once, and drafters are counted along it without the target (../recorded.py): the
 same counts, for a tenth of the work. No clock is read, so cells may run side by side (--at-once).
 What a cell has counted is kept: the same command again does what is missing. A cell whose drafter
-is no longer the best is counted anew. With --clock N, when nothing else runs, the drafters decode N
-prompts of each suite in turns (`draftsmith bench`), for
+is no longer the best is counted anew. With --clock N, when nothing else runs, `draftsmith tune`
+chooses how each method drafts here, on the last prompts of each suite, and `draftsmith bench` times
+that on the first N, in turns with plain decoding:
 
-    speed         over plain decoding; on a CPU a tree of 59 nodes costs more than it brings, so
-                  drafts are chains whose length is chosen at every step (`--draft-length auto`)
+    speed         over plain decoding, and the drafts that were chosen: on a CPU a tree of 59 nodes
+                  costs more than it brings
 
     OUT/prompts.json              token ids by suite
     OUT/texts-T0.json             with the target's answers; beside it, its states along them
     OUT/cells/GRIFFIN-T0.json     counts per prompt
-    OUT/speed/GSM8K               a report of bench
+    OUT/speed/GRIFFIN-T0          what tune chose, and a report of bench for each suite
     OUT/table.md, results.json    everything
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +53,7 @@ from torch import Tensor
 
 from drafters.parts import STATIC
 from drafters.runs import DYNAMIC
+from draftsmith.core.config import LOSSY_RULES
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.types import Signals, TreeShape
@@ -75,6 +78,8 @@ from recorded import Recorded, states_along
 from smollm2.train import keep_options
 
 ROOT = Path(__file__).resolve().parents[2]
+TUNING = 4
+"""The last prompts of each suite, which `tune` chooses by."""
 SUITES = {
     "MT-bench": ("mt_bench/question.jsonl", 80),
     "HumanEval": ("humaneval/HumanEval.jsonl.gz", 80),
@@ -92,8 +97,6 @@ class Method:
     shape: TreeShape
     rule: str = "auto"
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    drafts_chains: bool = True
-    """Can be timed beside the others, in chains."""
     repeats: tuple[float, ...] = (0.0, 1.0)
     """Temperatures at which it is counted along recorded texts: where nothing is drawn from its q,
     and it reads no law of the target."""
@@ -101,9 +104,7 @@ class Method:
 
 METHODS = {
     "PLD": Method(drafter="prompt_lookup", shape=TreeShape.chain(10)),
-    "Lookahead": Method(
-        drafter="lookahead", shape=Lookahead().default_shape, drafts_chains=False, repeats=()
-    ),
+    "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape, repeats=()),
     "suffix": Method(drafter="suffix", shape=TreeShape.chain(10)),
     "recycling": Method(drafter="recycling", shape=Recycling().default_shape, repeats=()),
     "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5), repeats=(0.0,)),
@@ -113,7 +114,6 @@ METHODS = {
         shape=Medusa.default_shape,
         rule="typical",
         temperatures=(1.0,),
-        drafts_chains=False,
         repeats=(),
     ),
     "EAGLE-1": Method(drafter="eagle:{eagle}", shape=STATIC, repeats=(0.0,)),
@@ -315,44 +315,65 @@ class Table:
             ).returncode  # fmt: skip
 
     def time(self) -> None:
-        """All drafters in turns, suite by suite."""
-        options = self.options
-        named = {self.drafters[name] for name, _ in self.cells if METHODS[name].drafts_chains}
-        for suite, (file, _) in SUITES.items():
-            if (self.speed(suite) / "summary.json").exists():  # remove OUT/speed to time anew
-                continue
-            words = [sys.executable, "-m", "draftsmith", "bench", "--target", options.target]
-            words += [
-                "--suite",
-                str(options.data / "prompts" / file),
-                "--out",
-                str(self.speed(suite)),
-            ]
-            words += ["--limit", str(options.clock), "--drafter", ",".join(sorted(named))]
-            words += ["--temperature", "0,1", "--max-new-tokens", str(options.max_new_tokens)]
-            words += ["--draft-length", "auto", "--no-hf-baseline"]
-            if subprocess.run(words).returncode:
-                sys.exit(f"timing {suite} failed; the same command again goes on")
+        """All methods, one after another, each in turns with plain decoding."""
+        for method, temperature in self.cells:
+            chosen = self.tuned(method, temperature)
+            for suite, (file, _) in SUITES.items():
+                out = self.speed(method, temperature) / suite
+                words = ["--suite", str(self.options.data / "prompts" / file), "--out", str(out)]
+                words += ["--limit", str(self.options.clock), "--no-hf-baseline"]
+                if not (out / "summary.json").exists():  # remove OUT/speed to time anew
+                    self.clocked("bench", method, temperature, [*words, *chosen["flags"]])
 
-    def speed(self, suite: str) -> Path:
-        return self.out / "speed" / suite
+    def tuned(self, method: str, temperature: float) -> dict[str, Any]:
+        """The drafts that `tune` finds fastest, on prompts that are not timed."""
+        out = self.speed(method, temperature) / "tune"
+        if not (out / "tune.json").exists():
+            folder, prompts = self.options.data / "prompts", self.out / "tuning.jsonl"
+            asked = [
+                {"id": prompt.id, "prompt": prompt.asked}
+                for file, most in SUITES.values()
+                for prompt in load_prompts(folder / file, limit=most)[-TUNING:]
+            ]
+            write_text_atomic(prompts, "".join(json.dumps(one) + "\n" for one in asked))
+            words = ["--suite", str(prompts), "--limit", str(len(asked)), "--out", str(out)]
+            self.clocked("tune", method, temperature, words)
+        best: dict[str, Any] = read_json(out / "tune.json", "tuning")["candidates"][0]
+        return best
+
+    def clocked(self, verb: str, method: str, temperature: float, words: Sequence[str]) -> None:
+        """Run a command of draftsmith for one method."""
+        options, rule = self.options, METHODS[method].rule
+        shared = ["--target", options.target, "--drafter", self.drafters[method]]
+        shared += ["--temperature", f"{temperature:g}"]
+        shared += ["--max-new-tokens", str(options.max_new_tokens)]
+        shared += ["--acceptance", rule] if rule in LOSSY_RULES else []
+        if subprocess.run([sys.executable, "-m", "draftsmith", verb, *shared, *words]).returncode:
+            sys.exit(f"{verb} failed for {method}, T = {temperature:g}; "
+                     "the same command again goes on")  # fmt: skip
+
+    def speed(self, method: str, temperature: float) -> Path:
+        return self.out / "speed" / self.path(method, temperature).stem
 
     def timed_prompts(self) -> int | None:
         """How many of each suite, by the reports of bench; None: there is none."""
-        paths = [self.speed(suite) / "summary.json" for suite in SUITES]
-        counts = {read_json(path, "report")["prompts"] for path in paths if path.exists()}
-        return min(counts, default=None)
+        paths = self.out.glob("speed/*/*/summary.json")
+        return min((read_json(path, "report")["prompts"] for path in paths), default=None)
 
     def speeds(self, method: str, temperature: float) -> dict[str, dict[str, Any]]:
-        """What the clock said of a method's drafter, by suite; nothing of one not timed."""
+        """What the clock said of a method, by suite; nothing of one not timed."""
         found, drafter = {}, portable_text(self.drafters[method])
-        for suite in SUITES if METHODS[method].drafts_chains else ():
-            path = self.speed(suite) / "summary.json"
-            known = read_json(path, "report")["drafters"] if path.exists() else []
-            for one in known:
-                if (one["name"], one["temperature"]) == (drafter, temperature):
+        for suite in SUITES:
+            path = self.speed(method, temperature) / suite / "summary.json"
+            for one in read_json(path, "report")["drafters"] if path.exists() else []:
+                if one["name"] == drafter:
                     found[suite] = {"speedup": one["speedup"], "ci95": one["speedup_ci95"]}
         return found
+
+    def drafts(self, method: str, temperature: float) -> str | None:
+        """How the method drafted when it was timed; None: it was not."""
+        path = self.speed(method, temperature) / "tune" / "tune.json"
+        return " ".join(self.tuned(method, temperature)["flags"]) if path.exists() else None
 
     def report(self) -> None:
         rows = [
@@ -361,6 +382,7 @@ class Table:
                 temperature,
                 read_json(self.path(method, temperature), "cell"),
                 self.speeds(method, temperature),
+                self.drafts(method, temperature),
             )
             for method, temperature in self.cells
             if self.is_counted(method, temperature)
@@ -403,10 +425,14 @@ def best_of_each(folder: Path) -> dict[str, str]:
 
 
 def row(
-    method: str, temperature: float, content: Mapping[str, Any], speed: Mapping[str, Any]
+    method: str,
+    temperature: float,
+    content: Mapping[str, Any],
+    speed: Mapping[str, Any],
+    drafts: str | None,
 ) -> dict[str, Any]:
     """One cell as a row of results.json: tau with its 95 % interval over prompts, by suite, and the
-    mean of suites; and its speeds."""
+    mean of suites; its speeds, and of which drafts."""
     suites, means = {}, []
     for suite, found in content["suites"].items():
         decoded = Decoded.from_json(found)
@@ -427,6 +453,7 @@ def row(
         "suites": suites,
         "mean": round(sum(means) / len(means), 4),
         "speed": dict(speed),
+        "drafts": drafts,
     }
 
 
@@ -453,8 +480,8 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
     heads = " | ".join(suites)
     lines = [
         f"| T | method | trained on | {heads} | mean | outside of loops | tokens in loops "
-        "| refused, by depth | speed of chains |",
-        "|---:|---|" + "---:|" * (len(suites) + 6),
+        "| refused, by depth | speed | drafts |",
+        "|---:|---|" + "---:|" * (len(suites) + 6) + "---|",
     ]
     for one in sorted(rows, key=lambda row: row["temperature"]):
         found = [one["suites"][suite] for suite in suites]
@@ -472,9 +499,14 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
         lines.append(
             f"| {one['temperature']:g} | {one['method']} | {trained} | {cells} | {one['mean']:.2f} "
             f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} "
-            f"| {speed} |"
+            f"| {speed} | {shown_flags(one.get('drafts'))} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def shown_flags(flags: str | None) -> str:
+    """--draft-length auto --draft-tree 4,2: length auto, tree 4,2."""
+    return ", ".join(part.strip() for part in (flags or "").split("--draft-") if part)
 
 
 def _shown(cell: Mapping[str, Any]) -> str:
@@ -506,6 +538,8 @@ def main() -> None:
         value = vars(options)[name]
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if options.clock is not None and options.clock > min(n for _, n in SUITES.values()) - TUNING:
+        parser.error(f"--clock {options.clock}: the last {TUNING} of a suite are to tune by")
     if options.drafters is not None and not best_of_each(options.drafters):
         parser.error(f"--drafters {options.drafters} holds no trained drafter")
     work = Table(options)

@@ -16,6 +16,7 @@ from tests.tiny_models import save_pair
 
 from draftsmith.core.config import LOSSY_RULES
 from draftsmith.core.types import Signals
+from draftsmith.data.prompts import Prompt
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.targets.hf import load_target
 from griffin_table import table as griffin
@@ -69,7 +70,7 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(tmp_path: Path) -> None
     (folder / "run.json").write_text(json.dumps({"results": {"tokens": 12_812_288}}))
     content = {"drafter": f"hass:{folder}", "rule": "auto", "suites": suites}
     speed = {"A": {"speedup": 1.2, "ci95": None}, "B": {"speedup": 1.4, "ci95": [1.3, 1.5]}}
-    row = griffin.row("HASS", 0.0, content, speed)
+    row = griffin.row("HASS", 0.0, content, speed, "--draft-length auto --draft-tree 4,2")
     assert row["suites"]["A"]["tau"] == 2.0
     assert row["suites"]["B"]["tau"] == 4.0
     assert row["mean"] == 3.0  # of suites, not of all prompts
@@ -81,7 +82,7 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(tmp_path: Path) -> None
         "| 0 | HASS | 12.8 M | 2.00 (2.00 to 2.00) | 4.00 (3.00 to 4.50) | 3.00 | 3.00 | 28% |"
         in text
     )
-    assert text.endswith("| 1.30 |\n")
+    assert text.endswith("| 1.30 | length auto, tree 4,2 |\n")
     assert griffin.trained_tokens("suffix") is None
 
 
@@ -96,21 +97,65 @@ def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:
         methods=None,
     )
     work = griffin.Table(options)
-    file = work.speed("GSM8K") / "summary.json"
-    file.parent.mkdir(parents=True)
-    each = [("suffix", 0.0, 1.5), ("suffix", 1.0, 1.1), ("prompt_lookup", 0.0, 1.3)]
-    rows = [
-        {"name": name, "temperature": heat, "speedup": speedup, "speedup_ci95": None}
-        for name, heat, speedup in each
-    ]
-    file.write_text(json.dumps({"drafters": rows}))
-    assert work.speeds("suffix", 0.0) == {"GSM8K": {"speedup": 1.5, "ci95": None}}
+
+    def timed(method: str, suite: str, name: str, speedup: float) -> None:
+        file = work.speed(method, 0.0) / suite / "summary.json"
+        file.parent.mkdir(parents=True)
+        drafters = [
+            {"name": "none", "speedup": 1.0, "speedup_ci95": None},
+            {"name": name, "speedup": speedup, "speedup_ci95": None},
+        ]
+        file.write_text(json.dumps({"drafters": drafters, "prompts": 3}))
+
+    assert work.timed_prompts() is None
+    timed("suffix", "GSM8K", "suffix", 1.5)
+    timed("suffix", "HumanEval", "suffix", 1.2)
+    timed("PLD", "GSM8K", "prompt_lookup", 1.3)
+    assert work.speeds("suffix", 0.0) == {
+        "HumanEval": {"speedup": 1.2, "ci95": None},
+        "GSM8K": {"speedup": 1.5, "ci95": None},
+    }
     assert work.speeds("PLD", 0.0)["GSM8K"]["speedup"] == 1.3
     work.drafters["HASS"] = "hass:/somewhere/hass-1e-3"  # a report has no folders above it
-    rows.append({**rows[0], "name": "hass:.../hass-1e-3", "speedup": 1.2})
-    file.write_text(json.dumps({"drafters": rows}))
-    assert work.speeds("HASS", 0.0)["GSM8K"]["speedup"] == 1.2
+    timed("HASS", "GSM8K", "hass:.../hass-1e-3", 1.1)
+    assert work.speeds("HASS", 0.0)["GSM8K"]["speedup"] == 1.1
     assert work.speeds("PLD", 1.0) == work.speeds("Lookahead", 0.0) == {}
+    assert work.timed_prompts() == 3
+
+
+def test_what_is_timed_is_what_tune_found_fastest_on_other_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = argparse.Namespace(
+        **{"out": tmp_path, "target": "x", "data": tmp_path, "limit": None, "clock": 3},
+        **{"max_new_tokens": 8, "drafters": None, "methods": "PLD"},
+    )
+    work, ran = griffin.Table(options), list[list[str]]()
+
+    def run(words: list[str]) -> argparse.Namespace:
+        ran.append(words)
+        out = Path(words[words.index("--out") + 1])
+        out.mkdir(parents=True)
+        found = [{"flags": ["--draft-length", "2"]}, {"flags": ["--draft-length", "4"]}]
+        if words[3] == "tune":
+            (out / "tune.json").write_text(json.dumps({"candidates": found}))
+        else:
+            (out / "summary.json").write_text("{}")
+        return argparse.Namespace(returncode=0)
+
+    def load(path: Path, limit: int) -> list[Prompt]:
+        return [Prompt(id=f"{path.name}-{i}", text=f"{path.name} {i}") for i in range(limit)]
+
+    monkeypatch.setattr(griffin.subprocess, "run", run)
+    monkeypatch.setattr(griffin, "load_prompts", load)
+    work.time()
+    work.time()
+    assert [words[3] for words in ran] == 2 * ["tune", *3 * ["bench"]], "T = 0 and 1, once"
+    assert all(words[-2:] == ["--draft-length", "2"] for words in ran if words[3] == "bench")
+    assert work.drafts("PLD", 0.0) == "--draft-length 2" and work.drafts("suffix", 0.0) is None
+    asked = [json.loads(line)["id"] for line in (tmp_path / "tuning.jsonl").open()]
+    assert len(asked) == 3 * griffin.TUNING and "test.jsonl.xz-79" in asked
+    assert not {f"test.jsonl.xz-{i}" for i in range(3)} & set(asked)
 
 
 def test_cells_of_other_options_or_drafters_are_not_mixed(tmp_path: Path) -> None:
@@ -152,6 +197,7 @@ def test_every_method_names_a_drafter_that_train_makes_or_none() -> None:
         (["--at-once", "0"], "--at-once must be at least 1, got 0"),
         (["--drafters", "nowhere"], "--drafters nowhere holds no trained drafter"),
         (["--methods", "PLD,Nope"], "--methods Nope: they are PLD"),
+        (["--clock", "77"], "--clock 77: the last 4 of a suite are to tune by"),
         (["--methods", "HASS"], "--methods HASS: train them"),
     ],
 )
