@@ -91,6 +91,9 @@ def test_every_drafter_is_tried_with_every_shape_it_can_draft(found: dict[str, A
             assert (name, ("--draft-length", length)) in flags
     drawn = ("--draft-proposal", "without_replacement")
     assert ("independent", ("--draft-tree", "2,2,1", *drawn)) in flags
+    for length in ("1", "2", "4", "auto"):
+        own = ("--draft-length", length, "--draft-proposal", "greedy")
+        assert ("independent", own) in flags, "chains of top tokens, too: it draws by itself"
     assert not any(name != "independent" and "--draft-tree" in some for name, some in flags)
     trees = [one for one in found["payload"]["candidates"] if "--draft-tree" in one["flags"]]
     fastest = next(one for one in trees if "auto" not in one["flags"])  # they are in order
@@ -111,7 +114,7 @@ def test_auto_is_tried_with_trees_whose_width_tells_their_depth() -> None:
 
 def test_drafters_that_are_joined_are_tried_with_trees_that_they_fill() -> None:
     arm = Arm(name="x", drafter=Cascade([Suffix(), PromptLookup()]))
-    (found,) = candidates_of(["x"], [arm], DraftingConfig(), 8)
+    (found,) = candidates_of(["x"], [arm], DraftingConfig(), 8, 0.0)
     assert [tree.flags for tree in found.trees] == [("--draft-tree", text) for text in tuner.TREES]
     assert all(tree.is_graded for tree in found.trees)
 
@@ -245,9 +248,11 @@ def tuned(models: Path, out: Path, *more: str) -> Tuning:
     return tune.open_tuner(options).tune()
 
 
-def candidates(names: Sequence[str], drafting: DraftingConfig, target: Any) -> Any:
+def candidates(
+    names: Sequence[str], drafting: DraftingConfig, target: Any, temperature: float = 0.0
+) -> Any:
     arms = open_drafters(names, dataclasses.replace(drafting, draft_length="auto"), target)
-    return tuner.candidates_of(names, arms, drafting, 4)
+    return tuner.candidates_of(names, arms, drafting, 4, temperature)
 
 
 def together(measurement: Measurement, rows: int) -> float:
@@ -354,6 +359,28 @@ def test_options_go_to_those_drafters_that_can_follow_them(models: Path) -> None
     assert all(entry.flags[2:] == model.flags for entry in model.trees)
     assert {entry.arm.drafter.config.proposal for entry in model.trees} == {"sampled"}
     assert [entry.length for entry in model.entries(model.lengths)] == [1, 2, 4]
+
+
+def test_above_temperature_0_chains_are_tried_in_both_ways_unless_one_was_asked_for(
+    models: Path,
+) -> None:
+    target, plain = load_target(str(models / "target")), DraftingConfig()
+    names = (f"independent:{models / 'draft'}", "prompt_lookup")
+    own, other, lookup = candidates(names, plain, target, 0.7)
+    assert (own.flags, own.words, lookup.words) == ((), "", "")
+    assert other.flags == ("--draft-proposal", "greedy") and other.trees == ()
+    assert other.chain.drafter.config.proposal == "greedy"
+    assert own.chain.drafter.config.proposal == "sampled"
+    assert other.chain.name != own.chain.name, "each has costs of its own"
+    first = other.entries((1, 2))
+    assert [one.shape for one in first] == ["1 token, top tokens", "2 tokens, top tokens"]
+    assert [one.arm.drafter.config.proposal for one in first] == ["greedy", "greedy"]
+    assert len(candidates(names, plain, target)) == 2, "greedy texts know no draws"
+    for given in (
+        DraftingConfig(draft_proposal="sampled"),
+        DraftingConfig(drafter_option=("independent.proposal=sampled",)),
+    ):
+        assert len(candidates(names, given, target, 0.7)) == 2
 
 
 def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(

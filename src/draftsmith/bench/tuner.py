@@ -45,6 +45,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import loaded_frozen
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.config import DraftingConfig
+from draftsmith.drafters.registry import option_keys
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
 from draftsmith.provenance import warn_if_busy
@@ -55,6 +56,8 @@ _log = logging.getLogger(__name__)
 TREES = ("2,1", "2,1,1,1", "3,2,1", "4,2,1,1", "4,2,2,1")
 """4, 8, 15, 28 and 44 nodes."""
 DRAWS = 400
+OTHER_WAY = {"greedy": ("sampled", ", drawn"), "sampled": ("greedy", ", top tokens")}
+"""Above temperature 0 chains are also tried with the proposal that is not the drafter's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,8 @@ class CandidateShape:
     """What asks for it on a command line, the drafter apart."""
     length: int | None = None
     """Length of a chain that is always that long; None: a tree, or a length that changes."""
+    words: str = ""
+    """The end of `shape`: how tokens are chosen, where not in the drafter's own way."""
 
     @property
     def depth(self) -> int | None:
@@ -81,7 +86,7 @@ class CandidateShape:
     def label(self) -> str:
         """The name in tables."""
         is_chain = self.arm.used_shape.is_chain
-        return "auto" if self.depth is None and is_chain else self.shape
+        return f"auto{self.words}" if self.depth is None and is_chain else self.shape
 
     @property
     def is_graded(self) -> bool:
@@ -95,8 +100,11 @@ class CandidateShape:
         return CandidateShape(
             arm=replace(self.arm, policy=Learning(CostAware(costs=costs))),
             drafter=self.drafter,
-            shape="as many tokens as pay" if is_chain else f"as deep as pays in {self.shape}",
+            shape=f"as many tokens as pay{self.words}"
+            if is_chain
+            else f"as deep as pays in {self.shape}",
             flags=("--draft-length", "auto", *self.flags),
+            words=self.words,
         )
 
 
@@ -286,6 +294,8 @@ class CandidateDrafter:
     flags: tuple[str, ...]
     """What else asks for its chains on a command line."""
     trees: tuple[CandidateShape, ...]
+    words: str = ""
+    """As those of a `CandidateShape`."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -302,9 +312,10 @@ class CandidateDrafter:
             CandidateShape(
                 arm=arm,
                 drafter=self.name,
-                shape="1 token" if length == 1 else f"{length} tokens",
+                shape=("1 token" if length == 1 else f"{length} tokens") + self.words,
                 flags=("--draft-length", str(length), *self.flags),
                 length=length,
+                words=self.words,
             )
             for length, arm in zip(lengths, clipped_arms(self.chain, lengths), strict=True)
         )
@@ -317,37 +328,61 @@ class CandidateDrafter:
         Args:
             costs: by the name of an arm.
         """
-        chain = CandidateShape(arm=self.chain, drafter=self.name, shape="", flags=self.flags)
+        chain = CandidateShape(
+            arm=self.chain, drafter=self.name, shape="", flags=self.flags, words=self.words
+        )
         some = (chain,) if tree is None else (chain, tree)
         return tuple(one.controlled(costs[one.arm.name]) for one in some)
 
 
 def candidates_of(
-    names: Sequence[str], arms: Sequence[Arm], options: DraftingConfig, longest: int
+    names: Sequence[str],
+    arms: Sequence[Arm],
+    options: DraftingConfig,
+    longest: int,
+    temperature: float,
 ) -> tuple[CandidateDrafter, ...]:
-    """Give each drafter chains of at most `longest` tokens, and its trees."""
+    """Give each drafter chains of at most `longest` tokens, and its trees; and, where it draws and
+    nobody said how, chains that are drawn in the other way."""
     candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
         proposal = options.draft_proposal if proposal_of(arm.drafter) else None
+        chain = replace(arm, shape=TreeShape.chain(depth))
         candidates.append(
             CandidateDrafter(
                 name=name,
-                chain=replace(arm, shape=TreeShape.chain(depth)),
+                chain=chain,
                 flags=_proposal_flags(proposal),
                 trees=_trees(name, arm, proposal) if arm.drafter.takes_trees else (),
             )
         )
+        keys = option_keys(options.drafter_option)  # KIND.KEY where there are several drafters
+        said = proposal is not None or "proposal" in [key.rpartition(".")[2] for key in keys]
+        other = OTHER_WAY.get(proposal_of(arm.drafter) or "")
+        if other is not None and temperature > 0 and not said:
+            way, words = other
+            drawn = replace(_twin(chain, way), name=f"{arm.name}{words}")
+            candidates.append(
+                CandidateDrafter(
+                    name=name, chain=drawn, flags=_proposal_flags(way), trees=(), words=words
+                )
+            )
     return tuple(candidates)
+
+
+def _twin(arm: Arm, proposal: str) -> Arm:
+    """The arm with a drafter that chooses children in another way and shares its weights."""
+    drafter = copy.copy(arm.drafter)
+    drafter.config = replace(arm.drafter.config, proposal=proposal)
+    return replace(arm, drafter=drafter)
 
 
 def _trees(name: str, arm: Arm, proposal: str | None) -> tuple[CandidateShape, ...]:
     """Return trees, drawn in the way that is best verified unless the user chose one."""
     if proposal is None and proposal_of(arm.drafter):
         proposal = "without_replacement"
-        twin = copy.copy(arm.drafter)  # its weights are shared
-        twin.config = replace(arm.drafter.config, proposal=proposal)
-        arm = replace(arm, drafter=twin)
+        arm = _twin(arm, proposal)
     chosen = _proposal_flags(proposal)
     trees: list[tuple[str, TreeShape, tuple[str, ...]]] = []
     for text in TREES:
@@ -398,7 +433,9 @@ class Tuner:
         predictions: Sequence[Sequence[int]],
     ) -> None:
         self._config, self.target, self._sampler = config, target, sampler
-        self._candidates = candidates_of(config.drafters(), arms, config.drafting, config.longest)
+        self._candidates = candidates_of(
+            config.drafters(), arms, config.drafting, config.longest, sampler.temperature
+        )
         self._prompts, self._predictions = prompts, predictions
         self._decoding = DecodeOptions(
             sampler=sampler,
@@ -425,7 +462,7 @@ class Tuner:
         candidates = [estimate_candidate(one, table, draws) for one in measurements]
         return Tuning(
             candidates=tuple(sorted(candidates, key=lambda one: one.speedup, reverse=True)),
-            costs={one.name: costs[one.chain.name] for one in self._candidates},
+            costs={f"{one.name}{one.words}": costs[one.chain.name] for one in self._candidates},
             batches=self._batches(measurements, table),
             plain_tokens_per_second=1 / table.target_seconds(1),
             threads=threads,
@@ -516,15 +553,19 @@ class Tuner:
                 priced = meter.table()
                 own = [one for one in measurements if one.depth is not None]
                 for candidate in self._candidates:
-                    trees = [one for one in own if one.drafter == candidate.name and not one.length]
+                    trees = [
+                        one
+                        for one in own
+                        if candidate.trees and one.drafter == candidate.name and not one.length
+                    ]
                     # a controller goes by what steps of such a batch cost
                     tree = _best_tree(trees, priced, rows)
                     own += self._decode_all(candidate.controlled(costs, tree))
-            for candidate in self._candidates:
+            for name in dict.fromkeys(candidate.name for candidate in self._candidates):
                 speedups = {
                     one.speedup(priced, rows=rows): one
                     for one in reversed(own)
-                    if one.drafter == candidate.name
+                    if one.drafter == name
                 }
                 best = max(speedups)
                 found.append(BatchEstimate(rows=rows, measurement=speedups[best], speedup=best))
