@@ -218,15 +218,15 @@ class SideBySide:
         """What cells need: prompts and texts of one table, and each drafter in the folder of its
         seed."""
         first = self.out / "table-0"
+        (first / "texts").mkdir(parents=True, exist_ok=True)
         given = self.options.prompts or first / "prompts.json"
         for seed in range(self.options.seeds):
             table = self.out / f"table-{seed}"
             table.mkdir(exist_ok=True)
             if given.exists() and not (table / "prompts.json").exists():
                 shutil.copy(given, table / "prompts.json")
-            for texts in first.glob("texts-T*.*"):
-                if not (table / texts.name).exists():
-                    (table / texts.name).symlink_to(Path("..", "table-0", texts.name))
+            if seed and not (table / "texts").exists():
+                (table / "texts").symlink_to(Path("..", "table-0", "texts"))
         for seed, kind in self.seeds:
             home = self.texts if (seed, kind) == (0, self.kinds[0]) else self.home(kind, seed)
             links = self.out / f"drafters-{seed}"

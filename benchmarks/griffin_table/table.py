@@ -14,17 +14,17 @@ same for all methods. Counted, behind the prompt's own step:
 
 Where drafts do not depend on the verifier's noise, the text is the one that plain decoding draws,
 so it is decoded once, and drafters are counted along it without the target (../recorded.py): the
-same counts, for a tenth of the work. No clock is read, so cells may run side by side (--at-once).
-What a cell has counted is kept: the same command again does what is missing. A cell whose drafter
-is no longer the best is counted anew. With --clock N, when nothing else runs, `draftsmith tune`
-chooses how each method drafts here, on the last prompts of each suite, and `draftsmith bench` times
-that on the first N, in turns with plain decoding:
+same counts, unless two tokens are so nearly alike that rounding decides. No clock is read, so cells
+may run side by side (--at-once). What a cell has counted is kept: the same command again does what
+is missing. A cell whose drafter is no longer the best is counted anew. With --clock N, when nothing
+else runs, `draftsmith tune` chooses how each method drafts here, on the last prompts of each suite,
+and `draftsmith bench` times that on the first N, in turns with plain decoding:
 
     speed         over plain decoding, and the drafts that were chosen: on a CPU a tree of 59 nodes
                   costs more than it brings
 
     OUT/prompts.json              token ids by suite
-    OUT/texts-T0.json             with the target's answers; beside it, its states along them
+    OUT/texts/T0.json             with the target's answers; beside it, its states along them
     OUT/cells/GRIFFIN-T0.json     counts per prompt
     OUT/speed/GRIFFIN-T0          what tune chose, and a report of bench for each suite
     OUT/table.md, results.json    everything
@@ -37,7 +37,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,7 +48,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 
 import torch
 from evaluation import Decoded, Evaluation, count, ready
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from drafters.parts import STATIC
@@ -57,6 +58,7 @@ from draftsmith.core.config import LOSSY_RULES
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
 from draftsmith.core.types import Signals, TreeShape
+from draftsmith.data.prompts import Prompt
 from draftsmith.data.suites import load_prompts
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
@@ -65,6 +67,7 @@ from draftsmith.drafters.recycling import Recycling
 from draftsmith.intervals import bootstrap_ratio
 from draftsmith.provenance import (
     atomic_path,
+    digest,
     held,
     machine_summary,
     portable_text,
@@ -130,7 +133,7 @@ METHODS = {
 model (SpS) drafts chains of five. Typical acceptance changes the law."""
 
 
-KEPT = ("target", "data", "limit", "max_new_tokens")
+KEPT = ("target", "data", "limit", "max_new_tokens", "device")
 """Options that kept prompts and cells depend on: those of an OUT do not change."""
 
 
@@ -214,12 +217,13 @@ class Table:
 
     def texts(self, target: HFTarget, temperature: float) -> dict[str, list[list[int]]]:
         """What plain decoding makes of every prompt, by suite; decoded once."""
-        path = self.out / f"texts-T{temperature:g}.json"
+        path, asked = self.out / "texts" / f"T{temperature:g}.json", self.prompts()
         if path.exists():
             found: dict[str, list[list[int]]] = read_json(path, "texts of this table")["suites"]
-            return found
+            if are_of(found, asked):
+                return found
         suites = {}
-        for suite, prompts in self.prompts().items():
+        for suite, prompts in asked.items():
             exam = self.exam(prompts)
             options = DecodeOptions(
                 sampler=exam.sampler(temperature),
@@ -236,47 +240,55 @@ class Table:
 
     def recorded(
         self, target: HFTarget, temperature: float, signals: Signals
-    ) -> dict[str, Recorded]:
-        """The texts of one temperature, with the states that a drafter reads, by suite."""
-        with held(self.out / "texts.lock"):  # one cell records, others wait for it
+    ) -> Callable[[str], Recorded]:
+        """The texts of one temperature, with the states that a drafter reads; of which suite, the
+        caller says."""
+        path = None
+        with held(self.out / "texts" / "lock"):  # one cell records, others wait for it
             texts = self.texts(target, temperature)
-            reads = signals != Signals()
-            states = self.states(target, temperature, signals) if reads else {}
-        return {
-            suite: Recorded(
+            if signals != Signals():
+                path = self.states(target, temperature, signals, texts)
+
+        def of(suite: str) -> Recorded:
+            states: Sequence[Tensor] = ()
+            if path is not None:
+                with safe_open(path, "pt", device=str(target.device)) as file:
+                    states = file.get_tensor(suite).split(list(map(len, texts[suite])))
+            return Recorded(
                 vocab_size=target.vocab_size,
-                texts=its,
+                texts=texts[suite],
                 end_ids=target.end_ids,
                 signals=signals,
-                states=states.get(suite, ()),
+                states=states,
             )
-            for suite, its in texts.items()
-        }
+
+        return of
 
     def states(
-        self, target: HFTarget, temperature: float, signals: Signals
-    ) -> dict[str, list[Tensor]]:
-        """The target's states along its texts, by suite; computed once."""
-        read = "-".join(map(str, signals.layers)) + "-last" * signals.last_hidden
-        path = self.out / f"texts-T{temperature:g}-{read.strip('-')}.safetensors"
-        texts = self.texts(target, temperature)
+        self,
+        target: HFTarget,
+        temperature: float,
+        signals: Signals,
+        texts: Mapping[str, Sequence[Sequence[int]]],
+    ) -> Path:
+        """The file of the target's states along these texts, [T, S] by suite; computed once."""
+        read = "-".join([*map(str, signals.layers), *["last"] * signals.last_hidden])
+        path = self.out / "texts" / f"T{temperature:g}-{read}-{digest(texts)[:8]}.safetensors"
         if not path.exists():
             made = {
-                suite: torch.cat([states_along(target, text, signals) for text in its])
+                suite: torch.cat([states_along(target, text, signals).cpu() for text in its])
                 for suite, its in texts.items()
             }
             with atomic_path(path) as unfinished:
-                save_file({name: states.cpu() for name, states in made.items()}, unfinished)
-        flat = load_file(path, device=str(target.device))
-        return {suite: list(flat[suite].split(list(map(len, its)))) for suite, its in texts.items()}
+                save_file(made, unfinished)
+        return path
 
     def cell(self, method: str, temperature: float) -> None:
         """Count one method at one temperature, and keep it."""
         chosen, target, counted = METHODS[method], self.target(), {}
         drafter = ready(self.drafters[method], target, chosen.shape)
-        recorded: Mapping[str, Recorded] = {}
-        if temperature in chosen.repeats:
-            recorded = self.recorded(target, temperature, drafter.signals)
+        repeats = temperature in chosen.repeats
+        recorded = self.recorded(target, temperature, drafter.signals) if repeats else None
         for suite, prompts in self.prompts().items():
             decoded = count(
                 self.exam(prompts),
@@ -286,7 +298,7 @@ class Table:
                 chosen.shape,
                 temperature,
                 chosen.rule,
-                recorded.get(suite),
+                None if recorded is None else recorded(suite),
             )
             counted[suite] = asdict(decoded)
             print(f"{method}, T = {temperature:g}, {suite}", flush=True)
@@ -322,24 +334,35 @@ class Table:
                 out = self.speed(method, temperature) / suite
                 words = ["--suite", str(self.options.data / "prompts" / file), "--out", str(out)]
                 words += ["--limit", str(self.options.clock), "--no-hf-baseline"]
-                if not (out / "summary.json").exists():  # remove OUT/speed to time anew
+                if self.timed(method, temperature, suite) is None:  # remove OUT/speed to time anew
                     self.clocked("bench", method, temperature, [*words, *chosen["flags"]])
 
     def tuned(self, method: str, temperature: float) -> dict[str, Any]:
         """The drafts that `tune` finds fastest, on prompts that are not timed."""
-        out = self.speed(method, temperature) / "tune"
-        if not (out / "tune.json").exists():
+        best = self.chosen(method, temperature)
+        if best is None:
             folder, prompts = self.options.data / "prompts", self.out / "tuning.jsonl"
             asked = [
-                {"id": prompt.id, "prompt": prompt.asked}
+                one_turn(prompt)
                 for file, most in SUITES.values()
                 for prompt in load_prompts(folder / file, limit=most)[-TUNING:]
             ]
             write_text_atomic(prompts, "".join(json.dumps(one) + "\n" for one in asked))
-            words = ["--suite", str(prompts), "--limit", str(len(asked)), "--out", str(out)]
+            words = ["--suite", str(prompts), "--limit", str(len(asked))]
+            words += ["--out", str(self.speed(method, temperature) / "tune")]
             self.clocked("tune", method, temperature, words)
-        best: dict[str, Any] = read_json(out / "tune.json", "tuning")["candidates"][0]
+            best = self.chosen(method, temperature)
+            assert best is not None
         return best
+
+    def chosen(self, method: str, temperature: float) -> dict[str, Any] | None:
+        """What tune has found for the method's drafter; None: it was not asked yet."""
+        path = self.speed(method, temperature) / "tune" / "tune.json"
+        found: list[dict[str, Any]] = (
+            read_json(path, "tuning")["candidates"] if path.exists() else []
+        )
+        drafter = portable_text(self.drafters[method])
+        return next((one for one in found if one["drafter"] == drafter), None)
 
     def clocked(self, verb: str, method: str, temperature: float, words: Sequence[str]) -> None:
         """Run a command of draftsmith for one method."""
@@ -360,20 +383,26 @@ class Table:
         paths = self.out.glob("speed/*/*/summary.json")
         return min((read_json(path, "report")["prompts"] for path in paths), default=None)
 
+    def timed(self, method: str, temperature: float, suite: str) -> dict[str, Any] | None:
+        """What bench said of the method's drafter; None: it was not timed."""
+        path = self.speed(method, temperature) / suite / "summary.json"
+        found = read_json(path, "report")["drafters"] if path.exists() else []
+        return named(found, "name", self.drafters[method])
+
     def speeds(self, method: str, temperature: float) -> dict[str, dict[str, Any]]:
         """What the clock said of a method, by suite; nothing of one not timed."""
-        found, drafter = {}, portable_text(self.drafters[method])
-        for suite in SUITES:
-            path = self.speed(method, temperature) / suite / "summary.json"
-            for one in read_json(path, "report")["drafters"] if path.exists() else []:
-                if one["name"] == drafter:
-                    found[suite] = {"speedup": one["speedup"], "ci95": one["speedup_ci95"]}
-        return found
+        found = {suite: self.timed(method, temperature, suite) for suite in SUITES}
+        return {
+            suite: {"speedup": one["speedup"], "ci95": one["speedup_ci95"]}
+            for suite, one in found.items()
+            if one is not None
+        }
 
     def drafts(self, method: str, temperature: float) -> str | None:
-        """How the method drafted when it was timed; None: it was not."""
-        path = self.speed(method, temperature) / "tune" / "tune.json"
-        return " ".join(self.tuned(method, temperature)["flags"]) if path.exists() else None
+        """How the method drafted when it was timed, in flags; None: it was not."""
+        best = self.chosen(method, temperature)
+        timed = best is not None and bool(self.speeds(method, temperature))
+        return " ".join(best["flags"]) if best is not None and timed else None
 
     def report(self) -> None:
         rows = [
@@ -504,9 +533,33 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def one_turn(prompt: Prompt) -> dict[str, Any]:
+    """The first turn as a line of a prompt file: what is a chat is one there, too."""
+    asked = {"turns": [prompt.asked]} if prompt.is_chat else {"prompt": prompt.asked}
+    return {"id": prompt.id, **asked}
+
+
+def named(found: Sequence[dict[str, Any]], key: str, drafter: str) -> dict[str, Any] | None:
+    """The first of these that is of this drafter; None: there is none."""
+    return next((one for one in found if one[key] == portable_text(drafter)), None)
+
+
 def shown_flags(flags: str | None) -> str:
     """--draft-length auto --draft-tree 4,2: length auto, tree 4,2."""
+    if flags == "":
+        return "its own tree"
     return ", ".join(part.strip() for part in (flags or "").split("--draft-") if part)
+
+
+def are_of(texts: Mapping[str, Any], prompts: Mapping[str, Any]) -> bool:
+    """Whether each text begins with its prompt; both by suite."""
+    return {suite: len(its) for suite, its in texts.items()} == {
+        suite: len(its) for suite, its in prompts.items()
+    } and all(
+        text[: len(prompt)] == prompt
+        for suite, its in prompts.items()
+        for text, prompt in zip(texts[suite], its, strict=True)
+    )
 
 
 def _shown(cell: Mapping[str, Any]) -> str:

@@ -57,6 +57,8 @@ class Draft:
     temperature: float = 0.0
     vocab: int = DRAFT_VOCAB
     """Tokens that an untrained drafter knows; 0: all."""
+    options: tuple[str, ...] = ()
+    """Further ones of an untrained drafter, KEY=VALUE."""
 
 
 CHAIN, FIXED, SMALL = (
@@ -80,6 +82,7 @@ DRAFTS = (
     Draft(name="medusa, own tree", drafter="medusa"),
     Draft(name="parallel, chain of 7", drafter="parallel"),
     Draft(name="parallel, chain of 7", drafter="parallel", temperature=1.0),
+    Draft(name="parallel, one layer, chain of 7", drafter="parallel", options=("layers=1",)),
     Draft(
         name="parallel, tree 4,4,4,4:20",
         drafter="parallel",
@@ -91,7 +94,7 @@ DRAFTS = (
 def arm(draft: Draft, target: HFTarget) -> Arm:
     options = ["proposal=sampled"] if draft.temperature else []
     if draft.drafter != SHIPPED:
-        options.append(f"draft_vocab={draft.vocab}")
+        options += [f"draft_vocab={draft.vocab}", *draft.options]
     drafter = make_drafter(draft.drafter, options)
     assert isinstance(drafter, trained.TrainedDrafter)
     drafter.bind(target)

@@ -240,7 +240,7 @@ def test_a_tree_that_grows_is_not_drawn(asked: dict[str, Any], trained: Path) ->
 
 def test_a_proposal_is_for_those_drafters_that_can_follow_it(trained: Path) -> None:
     eagle, medusa = trained / "eagle", trained / "medusa"
-    assert "is for draft models" in refusal("none", medusa, draft_proposal="greedy")
+    assert "drafts in one way only" in refusal("none", medusa, draft_proposal="greedy")
     assert "grows from" in refusal("none", eagle, draft_proposal="sampled")
     assert "grows from" in refusal("none", eagle, drafter_option=("eagle.proposal=sampled",))
     opened_folders("none", eagle, draft_proposal="sampled", draft_length=3)

@@ -125,13 +125,13 @@ def test_drafters_are_found_where_out_was_moved(tmp_path: Path) -> None:
 def test_tables_of_all_seeds_have_the_prompts_and_texts_of_the_first(tmp_path: Path) -> None:
     side = work(tmp_path)
     side.share()
-    assert not (tmp_path / "table-1" / "prompts.json").exists()
-    for name in ("prompts.json", "texts-T0.json", "texts-T0-last.safetensors"):
-        (tmp_path / "table-0" / name).write_text(name)
+    (tmp_path / "table-1" / "texts" / "T0.json").write_text("texts")  # whoever is first
+    (tmp_path / "table-0" / "prompts.json").write_text("prompts")
     side.share()
-    side.share()
-    for name in ("prompts.json", "texts-T0.json", "texts-T0-last.safetensors"):
-        assert (tmp_path / "table-1" / name).read_text() == name
+    assert (tmp_path / "table-0" / "texts" / "T0.json").read_text() == "texts"
+    assert (tmp_path / "table-1" / "prompts.json").read_text() == "prompts"
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert (moved / "table-1" / "texts" / "T0.json").read_text() == "texts"
 
 
 def test_a_process_that_makes_nothing_has_failed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ takes."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from dataclasses import asdict
@@ -16,8 +17,8 @@ from tests.tiny_models import save_pair
 
 from draftsmith.core.config import LOSSY_RULES
 from draftsmith.core.types import Signals
-from draftsmith.data.prompts import Prompt
-from draftsmith.drafters.registry import drafter_class
+from draftsmith.data.prompts import Message, Prompt
+from draftsmith.drafters.registry import drafter_class, make_drafter
 from draftsmith.targets.hf import load_target
 from griffin_table import table as griffin
 from recorded import states_along
@@ -95,6 +96,7 @@ def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:
         max_new_tokens=8,
         drafters=None,
         methods=None,
+        device="cpu",
     )
     work = griffin.Table(options)
 
@@ -126,36 +128,64 @@ def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:
 def test_what_is_timed_is_what_tune_found_fastest_on_other_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trained(tmp_path / "drafters" / "medusa-1", acceptance=0.1)
     options = argparse.Namespace(
         **{"out": tmp_path, "target": "x", "data": tmp_path, "limit": None, "clock": 3},
-        **{"max_new_tokens": 8, "drafters": None, "methods": "PLD"},
+        **{"max_new_tokens": 8, "drafters": tmp_path / "drafters", "device": "cpu"},
+        methods="PLD,Medusa (typical)",
     )
-    work, ran = griffin.Table(options), list[list[str]]()
+    work, ran = griffin.Table(options), list[dict[str, str]]()
 
     def run(words: list[str]) -> argparse.Namespace:
-        ran.append(words)
-        out = Path(words[words.index("--out") + 1])
-        out.mkdir(parents=True)
-        found = [{"flags": ["--draft-length", "2"]}, {"flags": ["--draft-length", "4"]}]
-        if words[3] == "tune":
+        given = dict(itertools.pairwise(words[4:])) | {"verb": words[3]}
+        ran.append(given)
+        out, drafter = Path(given["--out"]), griffin.portable_text(given["--drafter"])
+        out.mkdir(parents=True, exist_ok=True)
+        found = [
+            {"drafter": drafter, "flags": ["--draft-length", "2"]},
+            {"drafter": drafter, "flags": ["--draft-length", "4"]},
+        ]
+        if given["verb"] == "tune":
             (out / "tune.json").write_text(json.dumps({"candidates": found}))
         else:
-            (out / "summary.json").write_text("{}")
+            report = {"drafters": [{"name": drafter, "speedup": 1.5, "speedup_ci95": None}]}
+            (out / "summary.json").write_text(json.dumps(report))
         return argparse.Namespace(returncode=0)
 
     def load(path: Path, limit: int) -> list[Prompt]:
-        return [Prompt(id=f"{path.name}-{i}", text=f"{path.name} {i}") for i in range(limit)]
+        chat = "Human" not in path.name
+        prompts = []
+        for i in range(limit):
+            said = Message(role="user", content=str(i))
+            asked = {"messages": (said,), "turns": ("2",)} if chat else {"text": str(i)}
+            prompts.append(Prompt(id=f"{path.name}-{i}", **asked))
+        return prompts
 
     monkeypatch.setattr(griffin.subprocess, "run", run)
     monkeypatch.setattr(griffin, "load_prompts", load)
     work.time()
     work.time()
-    assert [words[3] for words in ran] == 2 * ["tune", *3 * ["bench"]], "T = 0 and 1, once"
-    assert all(words[-2:] == ["--draft-length", "2"] for words in ran if words[3] == "bench")
+    assert [one["verb"] for one in ran] == 3 * ["tune", *3 * ["bench"]], "three cells, once"
+    assert [one["--temperature"] for one in ran[::4]] == ["0", "1", "1"]
+    assert [one["--drafter"].partition(":")[0] for one in ran[::4]] == 2 * ["prompt_lookup"] + [
+        "medusa"
+    ]
+    for one in ran:
+        assert one.get("--acceptance") == ("typical" if "medusa" in one["--drafter"] else None)
+        if one["verb"] == "bench":
+            assert one["--draft-length"] == "2" and one["--limit"] == "3"
+        else:
+            assert one["--suite"] == str(tmp_path / "tuning.jsonl")
     assert work.drafts("PLD", 0.0) == "--draft-length 2" and work.drafts("suffix", 0.0) is None
-    asked = [json.loads(line)["id"] for line in (tmp_path / "tuning.jsonl").open()]
-    assert len(asked) == 3 * griffin.TUNING and "test.jsonl.xz-79" in asked
-    assert not {f"test.jsonl.xz-{i}" for i in range(3)} & set(asked)
+    asked = [json.loads(line) for line in (tmp_path / "tuning.jsonl").open()]
+    assert len(asked) == 3 * griffin.TUNING
+    assert {"id": "test.jsonl.xz-79", "turns": ["79"]} in asked, "a chat, as when it is timed"
+    assert {"id": "HumanEval.jsonl.gz-79", "prompt": "79"} in asked
+    assert not {f"test.jsonl.xz-{i}" for i in range(3)} & {one["id"] for one in asked}
+    ran.clear()
+    trained(tmp_path / "drafters" / "medusa-2", acceptance=0.2)
+    griffin.Table(options).time()
+    assert [one["verb"] for one in ran] == ["tune", *3 * ["bench"]], "of the better drafter"
 
 
 def test_cells_of_other_options_or_drafters_are_not_mixed(tmp_path: Path) -> None:
@@ -164,6 +194,7 @@ def test_cells_of_other_options_or_drafters_are_not_mixed(tmp_path: Path) -> Non
 
     def table(**changes: object) -> Any:
         given = {"out": tmp_path / "table", "target": "x", "data": tmp_path, "limit": 2}
+        given["device"] = "cpu"
         return griffin.Table(
             argparse.Namespace(
                 **(given | {"max_new_tokens": 8, "drafters": drafters, "methods": None} | changes)
@@ -227,29 +258,39 @@ def test_only_what_draws_from_no_q_and_reads_no_law_is_counted_along_texts() -> 
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["PLD", "EAGLE-2"])
 def test_a_cell_along_texts_counts_what_the_target_would(
-    heat: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, heat: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_pair(tmp_path)
-    target, method = load_target(tmp_path / "target"), griffin.METHODS["PLD"]
+    target, method = load_target(tmp_path / "target"), griffin.METHODS[name]
     monkeypatch.setattr(griffin.Table, "target", lambda self: target)  # it compiles
+    layer = make_drafter("eagle")
+    layer.bind(target)
+    layer.save(tmp_path / "drafters" / "eagle-1", kind="eagle")
+    figures = {"held_out": {"acceptance": 0.5}, "tokens": 0}
+    (tmp_path / "drafters" / "eagle-1" / "run.json").write_text(json.dumps({"results": figures}))
     words = {"target": str(tmp_path / "target"), "data": tmp_path, "limit": 3, "device": "cpu"}
-    words |= {"out": tmp_path / "out", "drafters": None, "methods": "PLD"}
+    words |= {"out": tmp_path / "out", "drafters": tmp_path / "drafters", "methods": name}
     work = griffin.Table(argparse.Namespace(**words, max_new_tokens=24, batch_size=2))
     every = list(range(3, 299))  # whatever is drawn has stood in the prompt
     suites = {"A": [every, every[::-1], every[1::2]], "B": [every[::3]]}
     (tmp_path / "out" / "prompts.json").write_text(json.dumps({"suites": suites}))
-    work.cell("PLD", heat)
-    found = json.loads(work.path("PLD", heat).read_text())["suites"]
+    work.cell(name, heat)
+    found = json.loads(work.path(name, heat).read_text())["suites"]
     for suite, prompts in suites.items():
-        drafter = griffin.ready(method.drafter, target, method.shape)
+        drafter = griffin.ready(work.drafters[name], target, method.shape)
         counted = griffin.count(work.exam(prompts), target, drafter, prompts, method.shape, heat)
         assert griffin.Decoded.from_json(found[suite]) == counted
         assert sum(counted.offered), "nothing was drafted: nothing was compared"
-    states = work.states(target, heat, Signals(last_hidden=True))
-    texts = work.texts(target, heat)
-    assert {suite: list(map(len, its)) for suite, its in states.items()} == {
-        suite: list(map(len, its)) for suite, its in texts.items()
-    }
-    whole = states_along(target, texts["B"][0], Signals(last_hidden=True))
-    torch.testing.assert_close(states["B"][0], whole)
+    last = Signals(last_hidden=True)
+    recorded = work.recorded(target, heat, last)
+    for suite in suites:
+        its = recorded(suite)
+        for text, states in zip(its.texts, its.states, strict=True):
+            torch.testing.assert_close(states, states_along(target, text, last))
+    suites["B"] = [every[::5]]
+    (tmp_path / "out" / "prompts.json").write_text(json.dumps({"suites": suites}))
+    again = work.recorded(target, heat, last)("B")
+    assert again.texts[0][: len(every[::5])] == every[::5], "texts of other prompts are no use"
+    assert len(again.states[0]) == len(again.texts[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -381,6 +382,13 @@ def test_above_temperature_0_chains_are_tried_in_both_ways_unless_one_was_asked_
         DraftingConfig(drafter_option=("independent.proposal=sampled",)),
     ):
         assert len(candidates(names, given, target, 0.7)) == 2
+    model = own.chain
+    both = candidates_of(["independent:a", "hass:b"], [model, model], given, 4, 0.7)
+    assert [one.words for one in both] == ["", "", ", top tokens"], "it says nothing of hass"
+    reads_text = copy.copy(model.drafter)
+    reads_text._vocabularies = None  # as with another tokenizer: it drafts in one way
+    (alone,) = candidates_of(["x"], [dataclasses.replace(model, drafter=reads_text)], plain, 4, 0.7)
+    assert alone.words == "" and alone.flags == ()
 
 
 def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(

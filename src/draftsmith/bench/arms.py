@@ -325,15 +325,20 @@ def _load(name: str, assignments: Sequence[str], proposal: str | None) -> Drafte
 
 
 def proposal_of(drafter: Drafter) -> str | None:
-    """Return how it chooses children; None: it knows one way only."""
-    return getattr(drafter.config, "proposal", None)
+    """Return how it chooses children; None: it knows one way only, as a draft model with another
+    tokenizer, bound to its target, does."""
+    return (
+        None if getattr(drafter, "reads_text", False) else getattr(drafter.config, "proposal", None)
+    )
 
 
 def _undrawn(name: str, arm: Arm) -> str | None:
     """Say why a proposal that is asked for would do nothing; None: it works."""
     proposal = proposal_of(arm.drafter)
     if proposal is None:
-        return f"--draft-proposal is for draft models, and {name} is none: leave it out"
+        return (
+            f"--draft-proposal does nothing for {name}, which drafts in one way only: leave it out"
+        )
     if proposal == "greedy" or not arm.used_shape.is_dynamic:
         return None
     return (

@@ -243,22 +243,25 @@ def by_length(tuning: Tuning) -> Figure:
     (auto), the dashed one plain decoding, the star the fastest of all."""
     figure, axis = panel(6.4, 3.8)
     pace = tuning.plain_tokens_per_second
-    for place, name in enumerate(_drafters(tuning)):
-        own = [one for one in tuning.candidates if one.measurement.drafter == name]
+    ways = {one.measurement.way: one.measurement for one in tuning.candidates}
+    for place, (way, first) in enumerate(ways.items()):
+        own = [one for one in tuning.candidates if one.measurement.way == way]
         style: dict[str, Any] = {"color": f"C{place % 10}"}
+        label = f"{short_name(first.drafter)}{first.words}"
         for one in own:
             if not one.measurement.depth:
                 axis.axhline(one.tokens_per_second, linewidth=1, linestyle=":", **style)
         fixed = [one for one in own if one.measurement.depth]
         fixed.sort(key=lambda one: one.measurement.depth or 0)
         style |= {"markersize": 4.5, "linewidth": 1.2, "elinewidth": 0.8, "capsize": 2}
-        for form, is_chain, label in (("o-", True, short_name(name)), ("s", False, None)):
+        for form, is_chain in (("o-", True), ("s", False)):
             some = [one for one in fixed if bool(one.measurement.length) == is_chain]
             below = [max(0.0, (one.speedup - one.low) * pace) for one in some]
             above = [max(0.0, (one.high - one.speedup) * pace) for one in some]
             depths = [one.measurement.depth for one in some]
             paces = [one.tokens_per_second for one in some]
-            axis.errorbar(depths, paces, yerr=[below, above], fmt=form, label=label, **style)
+            named = label if is_chain else None
+            axis.errorbar(depths, paces, yerr=[below, above], fmt=form, label=named, **style)
     axis.axhline(pace, **reference())
     left, right = axis.get_xlim()
     depth, best = tuning.winner.measurement.depth, tuning.winner.tokens_per_second

@@ -78,6 +78,11 @@ class CandidateShape:
     """The end of `shape`: how tokens are chosen, where not in the drafter's own way."""
 
     @property
+    def way(self) -> str:
+        """The drafter, and how it chooses tokens: what has costs and rates of its own."""
+        return f"{self.drafter}{self.words}"
+
+    @property
     def depth(self) -> int | None:
         """Depth of the chain or tree; None: it changes."""
         return self.arm.used_shape.depth if self.arm.policy is None else None
@@ -357,8 +362,8 @@ def candidates_of(
                 trees=_trees(name, arm, proposal) if arm.drafter.takes_trees else (),
             )
         )
-        keys = option_keys(options.drafter_option)  # KIND.KEY where there are several drafters
-        said = proposal is not None or "proposal" in [key.rpartition(".")[2] for key in keys]
+        own = options.assignments(name, alone=len(names) == 1)
+        said = proposal is not None or "proposal" in option_keys(own)
         other = OTHER_WAY.get(proposal_of(arm.drafter) or "")
         if other is not None and temperature > 0 and not said:
             way, words = other

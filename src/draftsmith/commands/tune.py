@@ -128,7 +128,7 @@ def payload(
     from draftsmith.bench.tuner import rates
 
     by_length = sorted(tuning.candidates, key=lambda one: one.measurement.length or 0)
-    longest = {one.measurement.drafter: one.measurement for one in by_length}
+    longest = {one.measurement.way: one.measurement for one in by_length}
     content = {
         "target": portable_text(options.model.target),
         "dtype": str(target.dtype).removeprefix("torch."),
