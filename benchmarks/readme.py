@@ -274,9 +274,9 @@ def engine() -> Iterator[str]:
     yield from table(["weights", *kinds], rows)
 
 
-def griffin() -> Iterator[str]:
+def griffin(name: str = "griffin-table.json") -> Iterator[str]:
     """The table of GRIFFIN's paper on the real model."""
-    path = RESULTS / "griffin-table.json"
+    path = RESULTS / name
     if not path.exists():
         return
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -363,6 +363,7 @@ def main() -> None:
     fill("README.md", [*peers()])
     fill("docs/engine.md", [*engine()], "engine")
     fill("docs/feature-drafters.md", [*griffin()], "griffin")
+    fill("docs/feature-drafters.md", [*griffin("griffin-shipped.json")], "shipped")
     fill("docs/feature-drafters.md", [*griffin_order()], "order")
     fill("docs/measured.md", [*peers()], "real")
     fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")

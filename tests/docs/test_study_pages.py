@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import readme
 from draftsmith.data.languages import find
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.plan import tables
@@ -1145,6 +1146,20 @@ def test_the_table_of_draft_costs_is_its_record() -> None:
         found.setdefault(name, []).extend(cells)
     _, lines = table("draft", ROOT / "docs/engine.md")
     assert lines == found
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("griffin", readme.griffin()),
+        ("shipped", readme.griffin("griffin-shipped.json")),
+        ("order", readme.griffin_order()),
+    ],
+)
+def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[str]) -> None:
+    text = DRAFTERS.read_text(encoding="utf-8")
+    found = text.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+    assert found.splitlines() == list(lines) != []
 
 
 def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:
