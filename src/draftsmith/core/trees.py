@@ -285,8 +285,6 @@ def stack_drafts(
     probs: Sequence[Sequence[float]] | None = None,
 ) -> DraftTree:
     """Each row's draft as an opaque tree, padded on the right. `parents` None: they are chains."""
-    if not any(tokens):  # a step that finds nothing is to cost next to nothing
-        return DraftTree.empty(len(tokens))
     if parents is None:
         parents = [range(-1, len(chain) - 1) for chain in tokens]
     return DraftTree(
