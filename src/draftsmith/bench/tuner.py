@@ -303,6 +303,11 @@ class CandidateDrafter:
     """As those of a `CandidateShape`."""
 
     @property
+    def way(self) -> str:
+        """As that of a `CandidateShape`."""
+        return f"{self.name}{self.words}"
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         return doubling(self.chain.used_shape.depth)
 
@@ -467,7 +472,7 @@ class Tuner:
         candidates = [estimate_candidate(one, table, draws) for one in measurements]
         return Tuning(
             candidates=tuple(sorted(candidates, key=lambda one: one.speedup, reverse=True)),
-            costs={f"{one.name}{one.words}": costs[one.chain.name] for one in self._candidates},
+            costs={one.way: costs[one.chain.name] for one in self._candidates},
             batches=self._batches(measurements, table),
             plain_tokens_per_second=1 / table.target_seconds(1),
             threads=threads,

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self
@@ -112,15 +111,12 @@ class TreeShape:
 
     def clip(self, depth: int) -> TreeShape:
         """The same shape, no deeper than `depth`: cut by depth alone, never by content."""
-        return self if depth >= self.depth else _clipped(self, max(depth, 0))
-
-
-@lru_cache(maxsize=256)
-def _clipped(shape: TreeShape, depth: int) -> TreeShape:
-    """Remembered: every step asks, and a shape is checked whenever it is made."""
-    if shape.paths:
-        return TreeShape(paths=tuple(path for path in shape.paths if len(path) <= depth))
-    return TreeShape(widths=shape.widths[:depth], keep=shape.keep if depth else None)
+        if depth >= self.depth:
+            return self
+        depth = max(depth, 0)
+        if self.paths:
+            return TreeShape(paths=tuple(path for path in self.paths if len(path) <= depth))
+        return TreeShape(widths=self.widths[:depth], keep=self.keep if depth else None)
 
 
 def parse_tree(text: str) -> TreeShape:
