@@ -37,14 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`@pytest.mark.every(n)`: of the parameters of a test all but each n-th are `full`. Then
-    `--full-part`."""
+    """`@pytest.mark.every(n)`: of each n parameters of a test in a row all but one are `full`, which
+    is the first of the first n, the second of the next, and so on: where the n are what another
+    parameter is combined with, each of its values keeps one of them. Then `--full-part`."""
     seen: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("every")
         if mark is not None and item.get_closest_marker("full") is None:
-            name = item.nodeid.partition("[")[0]
-            if seen[name] % mark.args[0]:
+            name, n = item.nodeid.partition("[")[0], mark.args[0]
+            if seen[name] % n != seen[name] // n % n:
                 item.add_marker(pytest.mark.full)
             seen[name] += 1
     part = config.getoption("--full-part")

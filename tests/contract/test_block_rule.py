@@ -41,6 +41,7 @@ def options(setting: str, tokens: int = 3) -> DecodeOptions:
     return DecodeOptions(sampler=SETTINGS[setting], max_new_tokens=tokens, rule="block")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("setting", ["greedy", "cool", "top_k", "counts"])
 @pytest.mark.parametrize("case", CHAINS, ids=str)
 def test_emitted_law_is_the_targets_law(case: Case, setting: str) -> None:

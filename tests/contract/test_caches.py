@@ -63,6 +63,7 @@ def check_prefill(target: Target, session: Session, what: str) -> None:
         )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @by_text_case
 def test_cache_equals_a_fresh_prefill_after_every_step(case: Case, temperature: float) -> None:
@@ -118,6 +119,7 @@ def test_a_stop_inside_a_block_leaves_the_cache_as_if_never_drafted(case: Case) 
             )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @by_text_case
 def test_a_consumer_that_goes_away_can_come_back(case: Case, steps: int) -> None:
@@ -149,6 +151,7 @@ class Interrupted(Exception):
     """Stands for Ctrl-C, a time limit, a lost device."""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("where", ["forward", "advance"])
 @by_text_case
 def test_an_interrupted_step_leaves_the_session_usable(

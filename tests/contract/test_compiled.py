@@ -36,7 +36,7 @@ def compiled(form: str) -> HFTarget:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @by_shape
 @by_case
 def test_drafts_change_no_token(case: Case, shape: TreeShape, form: str) -> None:

@@ -30,7 +30,7 @@ def fixed(dtype: torch.dtype) -> HFTarget:
 
 
 @by_dtype
-@pytest.mark.every(11)
+@pytest.mark.every(23)
 @by_shape
 @by_case
 def test_drafts_change_no_token(case: Case, shape: TreeShape, dtype: torch.dtype) -> None:

@@ -165,6 +165,7 @@ def plain_texts(target: HFTarget, temperature: float) -> list[list[int]]:
     return texts
 
 
+@pytest.mark.every(2)
 @by_shape
 @by_case
 def test_greedy_text_is_plain_text(case: Case, shape: TreeShape) -> None:
@@ -209,6 +210,7 @@ def check_plain_text(case: Case, shape: TreeShape, draft: HFTarget) -> None:
         assert accepted > 0, f"{case} never had a draft accepted: nothing was tested"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @by_shape
 @by_case

@@ -61,7 +61,7 @@ EAGLE are, which have all settings."""
     ],
     ids=str,
 )
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_emitted_law_is_the_targets_law(case: Case, rule: str, setting: str) -> None:
     target, draft_model = models(case)
     found = check(case, target, draft_model, options_for(setting, rule))
@@ -125,6 +125,7 @@ def test_emitted_law_with_broad_trees(case: Case, broad: str) -> None:
     check(case, sparse(keep, 0), sparse(keep, 1), options)
 
 
+@pytest.mark.every(2)
 @by_rule
 @by_case
 def test_emitted_law_with_adaptive_length(case: Case, rule: str) -> None:

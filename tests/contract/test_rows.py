@@ -142,6 +142,7 @@ def check_neighbours(
         assert alone == together[b], f"{case}: row {b} says {together[b]} in company, alone {alone}"
 
 
+@pytest.mark.every(3)
 @by_sampler
 @by_case
 def test_a_row_does_not_depend_on_its_neighbours(case: Case, sampler: Sampler) -> None:
@@ -257,6 +258,7 @@ def test_texts_that_are_decoded_in_turns_do_not_depend_on_each_other(case: Case)
         assert told([step for step in mine if step is not None], len(RAGGED)) == wanted
 
 
+@pytest.mark.every(3)
 @by_sampler
 @by_case
 def test_match_gives_the_very_text_of_plain_decoding(case: Case, sampler: Sampler) -> None:
@@ -286,6 +288,7 @@ def test_one_seed_gives_one_text_in_20_runs(case: Case) -> None:
     assert len(runs) == 1
 
 
+@pytest.mark.every(2)
 @by_rule
 @by_case
 def test_seeds_and_requests_give_different_texts(case: Case, rule: str) -> None:

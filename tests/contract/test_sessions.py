@@ -112,6 +112,7 @@ def test_law_of_text_that_was_taken_back_and_redrawn(case: Case, rule: str) -> N
     compare(case, target, PROMPTS, 2, explore(PROMPTS, 2, follow))
 
 
+@pytest.mark.every(2)
 @by_rule
 @by_case
 def test_law_behind_a_prompt_that_changed(case: Case, rule: str) -> None:

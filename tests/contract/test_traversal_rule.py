@@ -39,7 +39,7 @@ def options(setting: str, tokens: int = 3) -> DecodeOptions:
 
 @pytest.mark.parametrize("setting", ["greedy", "cool", "counts"])
 @pytest.mark.parametrize("case", TREES, ids=str)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_emitted_law_is_the_targets_law(case: Case, setting: str) -> None:
     target, draft_model = models(case)
     found = check(case, target, draft_model, options(setting))

@@ -296,6 +296,7 @@ def follow(drafter: Parallel, target: HFTarget, written: list[list[int]]) -> Non
         drafter.network.markov_out.weight.copy_(right[:rank].T)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("form", FORMS)

@@ -161,6 +161,7 @@ def test_a_chain_is_what_levels_give(form: str) -> None:
     assert torch.equal(chain.tokens_BN, reader.columns.tokens(best))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("form", FORMS)

@@ -239,7 +239,7 @@ def test_every_network_drafts_the_best_of_all_tokens(
 )
 @pytest.mark.parametrize("sampler", list(SAMPLERS)[2:])
 @pytest.mark.parametrize("kind", [one for one in READERS if one != "medusa"])
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_draws_and_their_laws_are_those_of_all_tokens(
     kind: str,
     shape: str,

@@ -149,6 +149,7 @@ def differing(target: HFTarget) -> list[str]:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_bits_are_those_of_one_token_at_a_time(name: str, dtype: torch.dtype) -> None:
@@ -162,6 +163,7 @@ def test_any_width_is_kept(width: int) -> None:
     assert differing(target) == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_longer_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:

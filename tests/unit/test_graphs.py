@@ -69,6 +69,7 @@ def pair() -> tuple[HFTarget, HFTarget, Replays]:
 PROMPTS = [list(range(5, 17)) * 3, [7, 8, 9, 7, 8, 9, 7]]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape(widths=(2, 2, 1))])
 @pytest.mark.parametrize("kind", [NoDrafter, PromptLookup, Lookahead, Hass])

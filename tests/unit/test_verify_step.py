@@ -105,7 +105,7 @@ def sent(tree: DraftTree, *, shape_too: bool) -> DraftTree:
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_the_verdict_is_that_of_the_host(
     rule: Rule, kind: Proposal, sampler: str, shape_too: bool
 ) -> None:
