@@ -35,7 +35,7 @@ from draftsmith.distill.objectives.distillation import (
     gather,
     logprobs,
     masks,
-    vocabulary,
+    probe,
     wide,
 )
 
@@ -234,7 +234,7 @@ class Chains:
         prediction = replace(prediction, mask_BT=above.begun_BT)
         taught_BT, plain_BT = masks(prediction, batch, None)
         seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
-        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        vocab, _ = probe(head, prediction.hidden_BTH[0])
         for mask_BT, look in ((taught_BT, _beside_law), (plain_BT, _beside_token)):
             parts = gather(prediction, batch, mask_BT).split(None, vocab)
             seen = [look(part, wide(head(part.hidden_NH))) for part in parts]

@@ -30,7 +30,7 @@ from draftsmith.drafters.hidden.drafter import AlignedDrafter
 from draftsmith.drafters.hidden.network import ConcatLinear, FusionNetwork, FusionParts, RMSNorm
 from draftsmith.drafters.hidden.unroll import Rollout
 
-_PLACES = 1024
+_PLACES = 512
 """Whose logits exist at a time."""
 
 
@@ -146,15 +146,17 @@ class Griffin(AlignedDrafter):
     @torch.no_grad()
     def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T] each: the wanted token is among the best; the best token."""
-        head, top = self.head(), self.config.mask_top
-        hidden_NH, wanted_N = prediction.hidden_BTH.flatten(0, 1), wanted_BT.flatten()
-        hits, best = [], []
-        for hidden, wanted in zip(hidden_NH.split(_PLACES), wanted_N.split(_PLACES), strict=True):
-            logits = head(hidden)
-            own = logits.gather(1, wanted[:, None])
-            hits.append((logits > own).sum(1) < (top or logits.shape[1]))
-            best.append(logits.argmax(1))
-        return torch.cat(hits).view_as(wanted_BT), torch.cat(best).view_as(wanted_BT)
+        top, narrow = self.config.mask_top, prediction.narrow
+        head = self.head() if narrow is None else narrow.head
+        ranked = []
+        for hidden_NH in prediction.hidden_BTH.flatten(0, 1).split(_PLACES):
+            logits_NV = head(hidden_NH)
+            ranked.append(logits_NV.topk(min(top or 1, logits_NV.shape[1])).indices)
+        best_BTK = torch.cat(ranked).unflatten(0, wanted_BT.shape)
+        if narrow is not None:
+            best_BTK = narrow.ids_D[best_BTK]
+        hit_BT = (best_BTK == wanted_BT[..., None]).any(-1)
+        return hit_BT if top else torch.ones_like(hit_BT), best_BTK[..., 0]
 
 
 DRAFTER = Griffin

@@ -6,8 +6,9 @@ hidden states too.
     masks          law    token  law    .     what is learnt there, if it counts
     loss           D(5)   -lq    D(6)   .     D: a divergence, -lq: -log q(next token)
 
-No [B, T, V] tensor exists, neither of the drafter nor of the target: heads run on a few thousand
-positions at a time, and again in the backward pass (recomputed, not kept).
+No [B, T, V] tensor exists, neither of the drafter nor of the target: heads run on some hundred or
+thousand positions at a time. The gradient of a frozen head's states is computed while their logits
+are at hand; a head that learns itself runs again in the backward pass (recomputed, not kept).
 
 A target and a draft model with one tokenizer may have heads of different sizes, by rows of padding
 behind the tokens (Qwen2.5: 152,064 and 151,936). Whole distributions are learnt and measured over
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -68,10 +70,43 @@ class Objective(Protocol):
         """Summed loss of one prediction and its weight."""
 
 
-def vocabulary(head: Head, hidden_NH: Tensor) -> int:
-    """V, from the logits of the first place."""
-    with torch.no_grad():
-        return int(head(hidden_NH[:1]).shape[-1])
+def probe(head: Head, hidden_NH: Tensor) -> tuple[int, bool]:
+    """V, and whether the head learns itself, from the logits of the first place."""
+    with torch.enable_grad():
+        logits_1V = head(hidden_NH[:1].detach())
+    return logits_1V.shape[-1], logits_1V.requires_grad
+
+
+class _WithSlope(torch.autograd.Function):
+    """A number whose derivative by the states is known."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, value: Tensor, slope_NH: Tensor) -> Tensor:
+        ctx.save_for_backward(slope_NH)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (slope_NH,) = ctx.saved_tensors
+        return slope_NH * grad, None, None
+
+
+def without_logits(
+    nats: Callable[[Tensor], Tensor], hidden_NH: Tensor, *, head_learns: bool
+) -> Tensor:
+    """`nats(hidden_NH)`, a sum over places; no logits are kept for the backward pass.
+
+    Where nothing but the states learns, their gradient is computed here, which spares that pass one
+    of three products with the head and half of what a loss does to its logits.
+    """
+    if head_learns or not (torch.is_grad_enabled() and hidden_NH.requires_grad):
+        out: Tensor = checkpoint(nats, hidden_NH, use_reentrant=False)
+        return out
+    own_NH = hidden_NH.detach().requires_grad_()
+    value = nats(own_NH)
+    (slope_NH,) = torch.autograd.grad(value, own_NH)
+    known: Tensor = _WithSlope.apply(hidden_NH, value.detach(), slope_NH)
+    return known
 
 
 CACHED = 1 << 19
@@ -93,8 +128,19 @@ def cached_places(vocab: int, width: int, device: torch.device) -> int | None:
     return max(FEWEST, CACHED // vocab)
 
 
-POSITIONS = 2048
-"""Positions per call of the head where no cache holds their logits."""
+CELLS = 1 << 24
+"""Positions times vocabulary at a time on a GPU: 64 MiB in float32."""
+CPU_CELLS, CPU_FEWEST = 1 << 22, 128
+"""The same on a CPU where no cache holds them, and so many positions at least. glibc gives blocks
+above 32 MiB back at once, and the next one comes page by page: the loss of 8,192 or 49,152 tokens
+takes 1.2 to 1.4 times as long in blocks of 64 MiB."""
+
+
+def places_at_once(vocab: int, width: int, device: torch.device) -> int:
+    """For how many places at a time logits are computed."""
+    if device.type != "cpu":
+        return max(1, CELLS // vocab)
+    return cached_places(vocab, width, device) or max(CPU_FEWEST, CPU_CELLS // vocab)
 
 
 class CrossEntropy:
@@ -108,23 +154,20 @@ class CrossEntropy:
         weight = counted_BT.sum().float()
         if not len(wanted_N):  # a zero that depends on the hidden states keeps backward legal
             return LossTerms(total=prediction.hidden_BTH.sum().float() * 0.0, weight=weight)
-        vocab, width = vocabulary(head, hidden_NH), hidden_NH.shape[-1]
-        chunk = cached_places(vocab, width, hidden_NH.device) or POSITIONS
+        vocab, head_learns = probe(head, hidden_NH)
+        chunk = places_at_once(vocab, hidden_NH.shape[-1], hidden_NH.device)
         total: Any = 0.0
         for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True):
-            total = total + checkpoint(_summed, head, hidden, wanted, use_reentrant=False)
+            nats = partial(_summed, head, wanted)
+            total = total + without_logits(nats, hidden, head_learns=head_learns)
         return LossTerms(total=total, weight=weight)
 
 
-def _summed(head: Head, hidden_NH: Tensor, wanted_N: Tensor) -> Tensor:
+def _summed(head: Head, wanted_N: Tensor, hidden_NH: Tensor) -> Tensor:
     return F.cross_entropy(head(hidden_NH).float(), wanted_N, reduction="sum")
 
 
 # --------------------------------------------------------------------------- places and teachers
-
-CELLS = 1 << 24
-"""Positions times vocabulary at a time where no cache holds them: 64 MiB in float32, which
-glibc gives back (blocks above 32 MiB; many of a few MiB less pile up)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,13 +192,13 @@ class LossPositions:
         return self.all_laws.take(self.rows_N)
 
     def split(self, cells: int | None, vocab: int) -> Iterator[LossPositions]:
-        """Parts of at most `cells` logits, one place at least. None: as many as stay in a cache,
-        else `CELLS`."""
+        """Parts of at most `cells` logits, one place at least. None: of `places_at_once`."""
         width = self.hidden_NH.shape[-1]
         if isinstance(self.all_laws, FullLogprobs):
             width = max(width, self.all_laws.hidden_NH.shape[-1])
-        cached = None if cells else cached_places(vocab, width, self.hidden_NH.device)
-        size = cached or max(1, (cells or CELLS) // vocab)
+        size = places_at_once(vocab, width, self.hidden_NH.device)
+        if cells:
+            size = max(1, cells // vocab)
         names = ("hidden_NH", "tokens_N", "rows_N", "weights_N", "uniform_N")
         # one split of the states, whose gradient is one tensor: each slice would make a whole one
         for part in zip(*(getattr(self, name).split(size) for name in names), strict=True):
@@ -284,8 +327,8 @@ class Distillation(DivergenceConfig):
     """Beside the divergence: so much of -sum p log q over the teacher's `top` best tokens."""
     top: int = 10
     cells: int | None = None
-    """Positions times vocabulary that exist at a time (one place at least); None: those that
-    stay in a cache, else `CELLS`."""
+    """Positions times vocabulary that exist at a time (one place at least); None: those of
+    `places_at_once`."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -325,7 +368,7 @@ class Distillation(DivergenceConfig):
         draws = self.pools and self.reading in div.DRAWING
         taught = gather(prediction, batch, taught_BT, draws=draws)
         plain = gather(prediction, batch, plain_BT)
-        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        vocab, head_learns = probe(head, prediction.hidden_BTH[0])
         check_laws(taught, vocab)
         rewards = self.rewards
         if rewards is None and self.pools:
@@ -354,7 +397,8 @@ class Distillation(DivergenceConfig):
         total: Any = wide(prediction.hidden_BTH[:0].sum())
         for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
             for part in places.split(self.cells, vocab):
-                total = total + checkpoint(nats, head, part, use_reentrant=False)
+                own = partial(_of_states, nats, head, part)
+                total = total + without_logits(own, part.hidden_NH, head_learns=head_learns)
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
@@ -383,13 +427,22 @@ class Acceptance:
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x overlap over places with a law, and the sum of their weights."""
         places = gather(prediction, batch, masks(prediction, batch, None)[0])
-        vocab = vocabulary(head, prediction.hidden_BTH[0])
+        vocab, _ = probe(head, prediction.hidden_BTH[0])
         check_laws(places, vocab)
         total = wide(prediction.hidden_BTH.new_zeros(()))
         for part in places.split(None, vocab):
             log_p_NC, log_q_NC, _, _ = logprobs(part.laws(), wide(head(part.hidden_NH)))
             total = total + _weighed(part, div.acceptance(log_p_NC, log_q_NC))
         return LossTerms(total=total, weight=places.weights_N.sum())
+
+
+def _of_states(
+    nats: Callable[[Head, LossPositions], Tensor],
+    head: Head,
+    places: LossPositions,
+    hidden_NH: Tensor,
+) -> Tensor:
+    return nats(head, replace(places, hidden_NH=hidden_NH))
 
 
 def _plain_nats(head: Head, places: LossPositions) -> Tensor:
@@ -446,7 +499,8 @@ def _known_best(laws: TeacherLogprobs, ids_D: Tensor) -> Tensor:
         best_N1 = laws.ids_NK.gather(-1, laws.log_p_NK.argmax(-1, keepdim=True))
         return torch.isin(best_N1[:, 0].long(), ids_D)
     with torch.no_grad():
-        size = max(1, CELLS // vocabulary(laws.head, laws.hidden_NH))
+        vocab, _ = probe(laws.head, laws.hidden_NH)
+        size = places_at_once(vocab, laws.hidden_NH.shape[-1], laws.hidden_NH.device)
         best_N = [laws.head(part_NH).argmax(-1) for part_NH in laws.hidden_NH.split(size)]
     return torch.isin(torch.cat(best_N), ids_D)
 
