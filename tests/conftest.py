@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`@pytest.mark.every(n)`: of each n parameters of a test in a row all but one are `full`, which
+    """`@pytest.mark.every(n)`: of each n parameters of a test in a row all but one are `full`. It
     is the first of the first n, the second of the next, and so on: where the n are what another
     parameter is combined with, each of its values keeps one of them. Then `--full-part`."""
     seen: Counter[str] = Counter()

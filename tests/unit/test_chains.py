@@ -16,7 +16,13 @@ from tests.small_laws import top
 from tests.small_trainer import CONFIG, VOCAB, Bigram, make_trainer
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, FullLogprobs, TopLogprobs, TrajectoryBatch
+from draftsmith.core.types import (
+    DraftPrediction,
+    FullLogprobs,
+    NarrowHead,
+    TopLogprobs,
+    TrajectoryBatch,
+)
 from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.distributed import Learner
 from draftsmith.distill.evaluation import (
@@ -67,6 +73,37 @@ def target() -> HFTarget:
 
 
 # --------------------------------------------------------------------------- the figures
+
+
+@pytest.mark.parametrize("laws", LAWS)
+def test_a_draft_vocabulary_is_measured_as_if_it_were_all_tokens(laws: str) -> None:
+    """What it lacks is never drafted, and never accepted."""
+    batch, generator = made(laws, 0, rows=3), torch.Generator().manual_seed(0)
+    ids_D = torch.arange(0, V, 2)
+    weight_HD = torch.randn(H, len(ids_D), generator=generator)
+
+    def own(states: Tensor) -> Tensor:
+        return states @ weight_HD
+
+    def widened(states: Tensor) -> Tensor:
+        logits = torch.full((*states.shape[:-1], V), -torch.inf)
+        return logits.index_copy(-1, ids_D, own(states))
+
+    both = Chains(), Chains()
+    for step in range(DEPTHS):
+        wide = DraftPrediction(
+            hidden_BTH=torch.randn(*batch.tokens_BT.shape, H, generator=generator),
+            mask_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool),
+            ahead=2 + step,
+        )
+        narrow = replace(wide, narrow=NarrowHead(ids_D=ids_D, head=own))
+        one, other = (
+            chain.loss(prediction, batch, widened)
+            for chain, prediction in zip(both, (wide, narrow), strict=True)
+        )
+        torch.testing.assert_close(one.total, other.total)
+        assert torch.equal(one.weight, other.weight)
+        assert step or one.total[FIGURES.index("survival")] > 0
 
 
 @pytest.mark.parametrize("laws", LAWS)

@@ -131,6 +131,27 @@ def test_chunks_give_the_value_and_gradient_of_the_dense_twin(
     assert expected[2].any()
 
 
+@pytest.mark.parametrize("tail", [*TAILS, "whole"])
+@pytest.mark.parametrize(("name", "reading"), CASES)
+def test_below_a_frozen_head_states_learn_as_below_one_that_learns(
+    name: str, reading: Reading, tail: Tail
+) -> None:
+    """Their gradient is computed with the loss, so also of a loss that is scaled afterwards."""
+    setup = Setup()
+    options: dict[str, Any] = {"cells": 4 * V} | ({} if tail == "whole" else {"tail": tail})
+    laws = setup.full() if tail == "whole" else setup.top()
+    objective = chosen(name, reading, teacher_temperature=1.0, **options)
+    value, _, learning, _ = setup.run(objective.loss, laws)
+    setup.weight.requires_grad_(False)
+    setup.hidden.grad = None
+    torch.manual_seed(0)
+    total = objective.loss(setup.prediction(), replace(setup.batch, laws=laws), setup.head).total
+    (total * 3).backward()
+    assert setup.hidden.grad is not None and setup.hidden.grad.any()
+    torch.testing.assert_close(total.detach(), value)
+    torch.testing.assert_close(setup.hidden.grad, 3 * learning)
+
+
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize(("name", "reading"), CASES)
 def test_keeping_every_token_is_the_whole_law(name: str, reading: Reading, tail: Tail) -> None:

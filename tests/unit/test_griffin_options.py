@@ -83,6 +83,25 @@ def test_without_a_mask_all_chains_count(target: HFTarget) -> None:
     assert steps(strict.eval(), text, 3)[2].mask_BT.all()  # figures look at all chains
 
 
+@pytest.mark.parametrize("top", [1, 3, 40])
+def test_chains_live_while_the_texts_token_is_near_the_top(target: HFTarget, top: int) -> None:
+    """Also of a draft vocabulary, whose columns are other tokens, and which lacks some."""
+    known = torch.zeros(VOCAB)
+    known[::2] = 1.0
+    drafter = griffin(target, mask_top=top, draft_vocab=VOCAB // 2)
+    drafter.choose_vocabulary(known)
+    text = batch(target)
+    first, second, third = steps(drafter.train(), text, 3)
+    lives_BT = torch.ones(2, 12, dtype=torch.bool)
+    for before, after in ((first, second), (second, third)):
+        logits_BTV = drafter.head()(before.hidden_BTH)
+        wanted_BT1 = text.tokens_ahead(before.ahead)[..., None]
+        own_BT1 = logits_BTV.gather(-1, wanted_BT1)
+        lives_BT &= (own_BT1[..., 0] > -torch.inf) & ((logits_BTV > own_BT1).sum(-1) < top)
+        assert torch.equal(after.mask_BT, lives_BT)
+    assert not lives_BT.all() and (top < 40 or lives_BT[:, :-3].any())
+
+
 def test_later_steps_read_the_text_or_the_drafters_own_tokens(target: HFTarget) -> None:
     text = batch(target)
     own, given = (

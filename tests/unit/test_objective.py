@@ -11,10 +11,14 @@ from draftsmith.core.types import DraftPrediction, TrajectoryBatch
 from draftsmith.distill.objectives import distillation
 from draftsmith.distill.objectives.distillation import (
     CACHED,
+    CELLS,
+    CPU_CELLS,
+    CPU_FEWEST,
     FEWEST,
     CrossEntropy,
     LossTerms,
     cached_places,
+    places_at_once,
 )
 
 
@@ -86,9 +90,13 @@ def test_where_nothing_counts_the_loss_is_zero(shape: tuple[int, int, int]) -> N
     assert terms.total == 0 and terms.weight == 0
 
 
-def test_the_head_never_sees_more_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("learns", "passes"), [(True, 2), (False, 1)])
+def test_the_head_never_sees_more_than_a_chunk(
+    monkeypatch: pytest.MonkeyPatch, learns: bool, passes: int
+) -> None:
     in_chunks_of(5, monkeypatch)
     hidden, weight, batch = case(torch.float32, vocab=53)
+    weight.requires_grad_(learns)
     sizes = []
 
     def head(h: Tensor) -> Tensor:
@@ -100,8 +108,18 @@ def test_the_head_never_sees_more_than_a_chunk(monkeypatch: pytest.MonkeyPatch) 
     )
     CrossEntropy().loss(prediction, batch, head).total.backward()
     assert max(sizes) == 5
-    # once forward, once recomputed, and once to see how large the vocabulary is
-    assert sum(sizes) == 2 * int(batch.mask_ahead(1).sum()) + 1
+    # once forward, once recomputed if it learns, and once to see how large the vocabulary is
+    assert sum(sizes) == passes * int(batch.mask_ahead(1).sum()) + 1
+
+
+@pytest.mark.parametrize("vocab", [1, 300, 8192, 16_385, 49_152, 128_256, 1 << 25])
+def test_blocks_of_logits_are_large_and_bounded(vocab: int) -> None:
+    for width in (128, 1024):
+        places = places_at_once(vocab, width, torch.device("cpu"))
+        assert places >= FEWEST
+        assert places == CPU_FEWEST or places * vocab <= CPU_CELLS
+    on_a_gpu = places_at_once(vocab, 1024, torch.device("cuda"))
+    assert on_a_gpu == 1 or on_a_gpu * vocab <= CELLS
 
 
 def test_nothing_counted_is_zero_with_a_zero_gradient() -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, FullLogprobs, TrajectoryBatch
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.objectives import divergence as div
@@ -234,10 +234,13 @@ class Chains:
         prediction = replace(prediction, mask_BT=above.begun_BT)
         taught_BT, plain_BT = masks(prediction, batch, None)
         seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
+        narrow, ids_D = prediction.narrow, None
+        if narrow is not None and not isinstance(batch.laws, FullLogprobs):
+            head, ids_D = narrow.head, narrow.ids_D
         vocab, _ = probe(head, prediction.hidden_BTH[0])
         for mask_BT, look in ((taught_BT, _beside_law), (plain_BT, _beside_token)):
             parts = gather(prediction, batch, mask_BT).split(None, vocab)
-            seen = [look(part, wide(head(part.hidden_NH))) for part in parts]
+            seen = [look(part, wide(head(part.hidden_NH)), ids_D) for part in parts]
             if seen:
                 seen_BT5[mask_BT] = torch.cat(seen)
         hit_BT, known_BT, share_BT, same_BT, overlap_BT = seen_BT5.unbind(-1)
@@ -334,14 +337,16 @@ class _Chain:
         )
 
 
-# Both: (places, the drafter's logits there) -> [N, 5]: its best token is the text's; p(x) is known;
-# min(1, q(x) / p(x)); its best token is the target's; sum_v min(p, q).
+# Both: (places, the drafter's logits there, the target's ids of its columns or None: all in order)
+# -> [N, 5]: its best token is the text's; p(x) is known; min(1, q(x) / p(x)); its best token is the
+# target's; sum_v min(p, q).
 
 
-def _beside_law(places: LossPositions, logits_NV: Tensor) -> Tensor:
-    check_laws(places, logits_NV.shape[-1])
-    log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV)
-    choice_N, best_N1 = logits_NV.argmax(-1), log_p_NC.argmax(-1, keepdim=True)
+def _beside_law(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
+    if ids_D is None:
+        check_laws(places, logits_NV.shape[-1])
+    log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV, ids_D)
+    choice_N, best_N1 = _best(logits_NV, ids_D), log_p_NC.argmax(-1, keepdim=True)
     at_N1, own_NC = places.tokens_N[:, None], log_p_NC
     if ids_NC is not None:  # an empty cell has id 0, too
         own_NC = log_p_NC.masked_fill(ids_NC != at_N1, -math.inf)
@@ -357,9 +362,15 @@ def _beside_law(places: LossPositions, logits_NV: Tensor) -> Tensor:
     return torch.stack([column.to(logits_NV.dtype) for column in columns], dim=1)
 
 
-def _beside_token(places: LossPositions, logits_NV: Tensor) -> Tensor:
-    hit_N1 = (logits_NV.argmax(-1) == places.tokens_N)[:, None]
+def _beside_token(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
+    hit_N1 = (_best(logits_NV, ids_D) == places.tokens_N)[:, None]
     return F.pad(hit_N1.to(logits_NV.dtype), (0, 4))
+
+
+def _best(logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
+    """[N]: the most probable token."""
+    best_N = logits_NV.argmax(-1)
+    return best_N if ids_D is None else ids_D[best_N]
 
 
 def _sums(figure_BT: Tensor, counted_BT: Tensor, weights_BT: Tensor) -> Tensor:

@@ -72,8 +72,7 @@ class Objective(Protocol):
 
 def probe(head: Head, hidden_NH: Tensor) -> tuple[int, bool]:
     """V, and whether the head learns itself, from the logits of the first place."""
-    with torch.enable_grad():
-        logits_1V = head(hidden_NH[:1].detach())
+    logits_1V = head(hidden_NH[:1].detach())
     return logits_1V.shape[-1], logits_1V.requires_grad
 
 
@@ -286,10 +285,19 @@ def over_both(laws: TeacherLogprobs, logits_NV: Tensor) -> tuple[Tensor | TopLog
 
 
 def logprobs(
-    laws: TeacherLogprobs, logits_NV: Tensor
+    laws: TeacherLogprobs, logits_NV: Tensor, ids_D: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """log p and log q at temperature 1, [N, C] each, of the tokens that the teacher kept; their
-    ids, None where these are all in order; and the student's logits over what both heads have."""
+    ids, None where these are all in order; and the student's logits over what both heads have.
+
+    `ids_D`: the teacher's ids of the student's columns, beside kept logprobs; None: all in order.
+    """
+    if ids_D is not None:
+        assert isinstance(laws, TopLogprobs)
+        own_NK = _own_ids(laws.ids_NK, ids_D)
+        log_q_NK = logits_NV.log_softmax(-1).gather(-1, own_NK.clamp(min=0))
+        log_q_NK = log_q_NK.masked_fill(own_NK < 0, -math.inf)
+        return laws.log_p_NK.to(log_q_NK.dtype), log_q_NK, laws.ids_NK.long(), logits_NV
     kept, logits_NV = over_both(laws, logits_NV)
     log_q_NV = logits_NV.log_softmax(-1)
     if isinstance(kept, Tensor):
@@ -397,8 +405,8 @@ class Distillation(DivergenceConfig):
         total: Any = wide(prediction.hidden_BTH[:0].sum())
         for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
             for part in places.split(self.cells, vocab):
-                own = partial(_of_states, nats, head, part)
-                total = total + without_logits(own, part.hidden_NH, head_learns=head_learns)
+                of_states = partial(_of_states, nats, head, part)
+                total = total + without_logits(of_states, part.hidden_NH, head_learns=head_learns)
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
