@@ -7,8 +7,7 @@ import gc
 import os
 import signal
 import zlib
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -35,19 +34,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def left_out(values: Sequence[Mapping[str, int]], n: int) -> list[int]:
+    """Of each n tests in a row (fewer at the end), all but the one with the most values of its
+    parameters that no test before has kept, the first of several.
+
+        every(2)    a1 a2 b1 b2 c1 c2    keeps a1 b2 c1: all letters, and both numbers
+    """
+    kept: set[tuple[str, int]] = set()
+    out = []
+    for start in range(0, len(values), n):
+        some = range(start, min(start + n, len(values)))
+        chosen = max(some, key=lambda i: (len(values[i].items() - kept), -i))
+        kept |= values[chosen].items()
+        out += [i for i in some if i != chosen]
+    return out
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`@pytest.mark.every(n)`: of each n parameters of a test in a row all but one are `full`. It
-    is the first of the first n, the second of the next, and so on: where the n are what another
-    parameter is combined with, each of its values keeps one of them. Then `--full-part`."""
-    seen: Counter[str] = Counter()
+    """`@pytest.mark.every(n)`: of each n parameters of a test in a row all but one are `full`. Then
+    `--full-part`."""
+    thinned: dict[str, list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("every")
-        if mark is not None and item.get_closest_marker("full") is None:
-            name, n = item.nodeid.partition("[")[0], mark.args[0]
-            if seen[name] % n != seen[name] // n % n:
-                item.add_marker(pytest.mark.full)
-            seen[name] += 1
+        if item.get_closest_marker("every") and item.get_closest_marker("full") is None:
+            thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for these in thinned.values():
+        mark = these[0].get_closest_marker("every")
+        assert mark is not None
+        for item in left_out([item.callspec.indices for item in these], mark.args[0]):
+            these[item].add_marker(pytest.mark.full)
     part = config.getoption("--full-part")
     if part is None:
         return

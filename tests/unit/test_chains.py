@@ -46,6 +46,7 @@ from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
 from draftsmith.drafters.medusa import Medusa
+from draftsmith.errors import InputError
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
@@ -89,6 +90,12 @@ def test_a_draft_vocabulary_is_measured_as_if_it_were_all_tokens(laws: str) -> N
         logits = torch.full((*states.shape[:-1], V), -torch.inf)
         return logits.index_copy(-1, ids_D, own(states))
 
+    seen: list[int] = []
+
+    def wide_head(states: Tensor) -> Tensor:
+        seen.append(len(states))
+        return widened(states)
+
     both = Chains(), Chains()
     for step in range(DEPTHS):
         wide = DraftPrediction(
@@ -97,13 +104,29 @@ def test_a_draft_vocabulary_is_measured_as_if_it_were_all_tokens(laws: str) -> N
             ahead=2 + step,
         )
         narrow = replace(wide, narrow=NarrowHead(ids_D=ids_D, head=own))
-        one, other = (
-            chain.loss(prediction, batch, widened)
-            for chain, prediction in zip(both, (wide, narrow), strict=True)
-        )
+        one = both[0].loss(wide, batch, widened)
+        other = both[1].loss(narrow, batch, wide_head)
         torch.testing.assert_close(one.total, other.total)
         assert torch.equal(one.weight, other.weight)
         assert step or one.total[FIGURES.index("survival")] > 0
+    assert (seen == [1] * DEPTHS) == (laws != "full")  # it is asked for its size
+
+
+@pytest.mark.parametrize("narrows", [False, True])
+def test_laws_of_another_vocabulary_are_refused(narrows: bool) -> None:
+    batch, ids_D = made("top", 0, rows=1), torch.arange(0, V, 2)
+    prediction = DraftPrediction(
+        hidden_BTH=torch.zeros(1, T, H), mask_BT=torch.ones(1, T, dtype=torch.bool), ahead=2
+    )
+    if narrows:
+        head = NarrowHead(ids_D=ids_D, head=lambda states: states @ torch.ones(H, len(ids_D)))
+        prediction = replace(prediction, narrow=head)
+    assert isinstance(batch.laws, TopLogprobs)
+    foreign = replace(batch.laws, ids_NK=batch.laws.ids_NK + V)
+    empty = replace(batch.laws, log_p_NK=torch.full_like(batch.laws.log_p_NK, -torch.inf))
+    for laws, said in ((foreign, "vocabulary"), (empty, "without any token"), (None, "no laws")):
+        with pytest.raises(InputError, match=said):
+            Chains().loss(prediction, replace(batch, laws=laws), lambda one: one @ torch.ones(H, V))
 
 
 @pytest.mark.parametrize("laws", LAWS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftsmith.core.types import DraftPrediction, TrajectoryBatch
+from draftsmith.core.types import DraftPrediction, NarrowHead, TrajectoryBatch
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.registry import make_drafter
@@ -83,23 +83,52 @@ def test_without_a_mask_all_chains_count(target: HFTarget) -> None:
     assert steps(strict.eval(), text, 3)[2].mask_BT.all()  # figures look at all chains
 
 
-@pytest.mark.parametrize("top", [1, 3, 40])
-def test_chains_live_while_the_texts_token_is_near_the_top(target: HFTarget, top: int) -> None:
-    """Also of a draft vocabulary, whose columns are other tokens, and which lacks some."""
+@pytest.mark.parametrize("feeds", ["text", "draft"])
+@pytest.mark.parametrize("top", [0, 1, 3, 40])
+def test_chains_live_while_the_texts_token_is_near_the_top(
+    target: HFTarget, top: int, feeds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a draft vocabulary, whose columns are other tokens, and which lacks some: the first
+    text goes on with the drafter's best tokens, then its third ones, the second one at random."""
+    monkeypatch.setattr("draftsmith.drafters.griffin._PLACES", 5)
     known = torch.zeros(VOCAB)
-    known[::2] = 1.0
-    drafter = griffin(target, mask_top=top, draft_vocab=VOCAB // 2)
+    known[1::2] = 1.0
+    drafter = griffin(target, mask_top=top, draft_vocab=VOCAB // 2, feeds=feeds).train()
     drafter.choose_vocabulary(known)
     text = batch(target)
-    first, second, third = steps(drafter.train(), text, 3)
+    ranked_TV = drafter.head()(steps(drafter, text, 1)[0].hidden_BTH[0]).argsort(
+        -1, descending=True
+    )
+    assert not (ranked_TV[:, :3] % 2 == 0).any()
+    text.tokens_BT[0, 2:8], text.tokens_BT[0, 8:] = ranked_TV[0:6, 0], ranked_TV[6:10, 2]
+    first, second, third = steps(drafter, text, 3)
     lives_BT = torch.ones(2, 12, dtype=torch.bool)
     for before, after in ((first, second), (second, third)):
         logits_BTV = drafter.head()(before.hidden_BTH)
-        wanted_BT1 = text.tokens_ahead(before.ahead)[..., None]
-        own_BT1 = logits_BTV.gather(-1, wanted_BT1)
-        lives_BT &= (own_BT1[..., 0] > -torch.inf) & ((logits_BTV > own_BT1).sum(-1) < top)
+        own_BT1 = logits_BTV.gather(-1, text.tokens_ahead(before.ahead)[..., None])
+        near_BT = (own_BT1[..., 0] > -torch.inf) & ((logits_BTV > own_BT1).sum(-1) < top)
+        lives_BT &= near_BT | (top == 0)
         assert torch.equal(after.mask_BT, lives_BT)
-    assert not lives_BT.all() and (top < 40 or lives_BT[:, :-3].any())
+        if after is second and top:
+            assert lives_BT[0, :6].any() and not lives_BT[1, :9].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_logits_are_equally_near_the_top(target: HFTarget, dtype: torch.dtype) -> None:
+    drafter, ids_D = griffin(target, mask_top=3, feeds="draft"), torch.arange(1, VOCAB, 2)
+    logits_D = torch.zeros(len(ids_D), dtype=dtype)
+    logits_D[[4, 7]] = 1.0
+    prediction = DraftPrediction(
+        hidden_BTH=torch.zeros(1, len(ids_D), 2),
+        mask_BT=torch.ones(1, len(ids_D), dtype=torch.bool),
+        ahead=2,
+        narrow=NarrowHead(ids_D=ids_D, head=lambda states: logits_D.expand(len(states), -1)),
+    )
+    hits_BT, best_BT = drafter._hits(prediction, ids_D[None])
+    assert hits_BT.all()  # two are greater than any other one
+    assert best_BT is not None and (best_BT == ids_D[4]).all()
+    hits_BT, _ = drafter._hits(prediction, ids_D[None] - 1)
+    assert not hits_BT.any()
 
 
 def test_later_steps_read_the_text_or_the_drafters_own_tokens(target: HFTarget) -> None:

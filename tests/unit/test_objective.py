@@ -117,7 +117,8 @@ def test_blocks_of_logits_are_large_and_bounded(vocab: int) -> None:
     for width in (128, 1024):
         places = places_at_once(vocab, width, torch.device("cpu"))
         assert places >= FEWEST
-        assert places == CPU_FEWEST or places * vocab <= CPU_CELLS
+        if width == 1024:
+            assert places == CPU_FEWEST or CPU_CELLS - vocab < places * vocab <= CPU_CELLS
     on_a_gpu = places_at_once(vocab, 1024, torch.device("cuda"))
     assert on_a_gpu == 1 or on_a_gpu * vocab <= CELLS
 

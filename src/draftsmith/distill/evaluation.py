@@ -22,7 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftsmith.core.types import DraftPrediction, FullLogprobs, TrajectoryBatch
+from draftsmith.core.types import (
+    DraftPrediction,
+    FullLogprobs,
+    TeacherLogprobs,
+    TrajectoryBatch,
+)
 from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.objectives import divergence as div
@@ -234,12 +239,17 @@ class Chains:
         prediction = replace(prediction, mask_BT=above.begun_BT)
         taught_BT, plain_BT = masks(prediction, batch, None)
         seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
-        narrow, ids_D = prediction.narrow, None
-        if narrow is not None and not isinstance(batch.laws, FullLogprobs):
-            head, ids_D = narrow.head, narrow.ids_D
         vocab, _ = probe(head, prediction.hidden_BTH[0])
-        for mask_BT, look in ((taught_BT, _beside_law), (plain_BT, _beside_token)):
-            parts = gather(prediction, batch, mask_BT).split(None, vocab)
+        taught, plain = (gather(prediction, batch, mask) for mask in (taught_BT, plain_BT))
+        check_laws(taught, vocab)
+        narrow, ids_D = prediction.narrow, None
+        if narrow is not None and _are_over(batch.laws, vocab):
+            head, ids_D, vocab = narrow.head, narrow.ids_D, len(narrow.ids_D)
+        for mask_BT, places, look in (
+            (taught_BT, taught, _beside_law),
+            (plain_BT, plain, _beside_token),
+        ):
+            parts = places.split(None, vocab)
             seen = [look(part, wide(head(part.hidden_NH)), ids_D) for part in parts]
             if seen:
                 seen_BT5[mask_BT] = torch.cat(seen)
@@ -343,8 +353,6 @@ class _Chain:
 
 
 def _beside_law(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
-    if ids_D is None:
-        check_laws(places, logits_NV.shape[-1])
     log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV, ids_D)
     choice_N, best_N1 = _best(logits_NV, ids_D), log_p_NC.argmax(-1, keepdim=True)
     at_N1, own_NC = places.tokens_N[:, None], log_p_NC
@@ -365,6 +373,13 @@ def _beside_law(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) 
 def _beside_token(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
     hit_N1 = (_best(logits_NV, ids_D) == places.tokens_N)[:, None]
     return F.pad(hit_N1.to(logits_NV.dtype), (0, 4))
+
+
+def _are_over(laws: TeacherLogprobs | None, vocab: int) -> bool:
+    """Whether these are kept tokens of a head of this size, or of one that is not known."""
+    if isinstance(laws, FullLogprobs):
+        return False
+    return laws is None or laws.vocab_size in (None, vocab)
 
 
 def _best(logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:

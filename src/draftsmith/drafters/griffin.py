@@ -144,19 +144,26 @@ class Griffin(AlignedDrafter):
         return counts
 
     @torch.no_grad()
-    def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T] each: the wanted token is among the best; the best token."""
+    def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[B, T] each: the wanted token is among the best; the best token, where it is fed."""
         top, narrow = self.config.mask_top, prediction.narrow
-        head = self.head() if narrow is None else narrow.head
-        ranked = []
-        for hidden_NH in prediction.hidden_BTH.flatten(0, 1).split(_PLACES):
-            logits_NV = head(hidden_NH)
-            ranked.append(logits_NV.topk(min(top or 1, logits_NV.shape[1])).indices)
-        best_BTK = torch.cat(ranked).unflatten(0, wanted_BT.shape)
-        if narrow is not None:
-            best_BTK = narrow.ids_D[best_BTK]
-        hit_BT = (best_BTK == wanted_BT[..., None]).any(-1)
-        return hit_BT if top else torch.ones_like(hit_BT), best_BTK[..., 0]
+        head, ids_D = (self.head(), None) if narrow is None else (narrow.head, narrow.ids_D)
+        hidden_NH, wanted_N = prediction.hidden_BTH.flatten(0, 1), wanted_BT.flatten()
+        hits, best = [], []
+        for hidden, wanted in zip(hidden_NH.split(_PLACES), wanted_N.split(_PLACES), strict=True):
+            logits = head(hidden)
+            column, known = wanted, torch.ones_like(wanted, dtype=torch.bool)
+            if ids_D is not None:
+                column = torch.searchsorted(ids_D, wanted).clamp(max=len(ids_D) - 1)
+                known = ids_D[column] == wanted
+            # no fewer than `top` are greater where the last of the best is greater
+            last = logits.topk(min(top, logits.shape[1])).values[:, -1] if top else -torch.inf
+            hits.append(known & (logits.gather(1, column[:, None])[:, 0] >= last) | (top == 0))
+            if self.config.feeds == "draft":
+                best.append(logits.argmax(1) if ids_D is None else ids_D[logits.argmax(1)])
+        return torch.cat(hits).view_as(wanted_BT), torch.cat(best).view_as(
+            wanted_BT
+        ) if best else None
 
 
 DRAFTER = Griffin
