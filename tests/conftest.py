@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def left_out(values: Sequence[Mapping[str, int]], n: int) -> list[int]:
-    """Which tests are left out: of each n in a row (fewer at the end), all but the one with the most
+    """Which tests are left out: of each n in a row (fewer at the end), all but the one with most
     values of its parameters that no test before has kept, the first of several.
 
         every(2)    a1 a2 b1 b2 c1 c2    keeps a1 b2 c1: all letters, and both numbers
