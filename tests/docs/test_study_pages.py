@@ -1153,6 +1153,7 @@ def test_the_table_of_draft_costs_is_its_record() -> None:
     [
         ("griffin", readme.griffin()),
         ("shipped", readme.griffin("griffin-shipped.json")),
+        ("equal", readme.griffin("griffin-equal.json")),
         ("order", readme.griffin_order()),
     ],
 )
