@@ -46,6 +46,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "distillation"))
 
+import numpy as np
 import torch
 from evaluation import Decoded, Evaluation, count, ready
 from safetensors import safe_open
@@ -64,7 +65,7 @@ from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.recycling import Recycling
-from draftsmith.intervals import bootstrap_ratio
+from draftsmith.intervals import bootstrap, bootstrap_ratio
 from draftsmith.provenance import (
     atomic_path,
     digest,
@@ -105,6 +106,7 @@ class Method:
     and it reads no law of the target."""
 
 
+OURS = "unrolled (ours)"
 METHODS = {
     "PLD": Method(drafter="prompt_lookup", shape=TreeShape.chain(10)),
     "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape, repeats=()),
@@ -125,7 +127,7 @@ METHODS = {
     "FSPAD": Method(drafter="fspad:{fspad}", shape=DYNAMIC),
     "HASS": Method(drafter="hass:{hass}", shape=DYNAMIC),
     "GRIFFIN": Method(drafter="griffin:{griffin}", shape=DYNAMIC),
-    "unrolled (ours)": Method(drafter="unrolled:{unrolled}", shape=DYNAMIC),
+    OURS: Method(drafter="unrolled:{unrolled}", shape=DYNAMIC),
     "P-EAGLE": Method(drafter="p_eagle:{p_eagle}", shape=DYNAMIC),
     "parallel": Method(drafter="parallel:{parallel}", shape=DYNAMIC),
 }
@@ -416,6 +418,11 @@ class Table:
             for method, temperature in self.cells
             if self.is_counted(method, temperature)
         ]
+        for one in rows:
+            method, temperature = one["method"], one["temperature"]
+            if method != OURS and self.is_counted(OURS, temperature):
+                cells = (read_json(self.path(name, temperature), "cell") for name in (OURS, method))
+                one["ours_over_it"] = ratio(*cells)
         sizes = {suite: len(prompts) for suite, prompts in self.prompts().items()}
         payload = {
             "target": self.options.target,
@@ -483,6 +490,33 @@ def row(
         "mean": round(sum(means) / len(means), 4),
         "speed": dict(speed),
         "drafts": drafts,
+    }
+
+
+def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """How many times the other's tokens per step, means of suites, the first of two cells has; its
+    interval over prompts, which are drawn within each suite, for both cells at once."""
+    pairs = [
+        [Decoded.from_json(content["suites"][suite]) for content in (one, other)]
+        for suite in one["suites"]
+    ]
+    sizes = [len(own.tokens) for own, _ in pairs]
+    count, ends = sum(sizes), np.cumsum(sizes)
+
+    def ratios(picks: np.ndarray) -> np.ndarray:
+        total = np.zeros((2, len(picks)))
+        for pair, size, end in zip(pairs, sizes, ends, strict=True):
+            within = picks[:, end - size : end] * size // count  # numbers below `count` came
+            for each, decoded in enumerate(pair):
+                tokens_N, steps_N = np.array(decoded.tokens), np.array(decoded.steps)
+                total[each] += tokens_N[within].sum(1) / steps_N[within].sum(1)
+        return np.asarray(total[0] / total[1])
+
+    interval = bootstrap(count, ratios)
+    mine, theirs = (sum(pair[each].tau for pair in pairs) for each in (0, 1))
+    return {
+        "ratio": round(mine / theirs, 4),
+        "ci95": None if interval is None else [round(end, 4) for end in interval],
     }
 
 

@@ -1163,6 +1163,20 @@ def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[s
     assert found.splitlines() == list(lines) != []
 
 
+def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
+    path = ROOT / "benchmarks/results/griffin-equal.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    over = {row["temperature"]: row["ours_over_it"] for row in rows if row["method"] == "GRIFFIN"}
+    (cold, (low, high)), (warm, (lowest, highest)) = (
+        (over[heat]["ratio"] - 1, [end - 1 for end in over[heat]["ci95"]]) for heat in (0, 1)
+    )
+    text = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    assert (
+        f"`unrolled` has {cold:.1%} more tokens per step than GRIFFIN at T = 0 "
+        f"({low:.1%} to {high:.1%}) and {warm:.1%} more at T = 1 ({lowest:.1%} to {highest:.1%})"
+    ).replace("%", " %") in text
+
+
 def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:
     path = ROOT / "benchmarks/results/smollm2-suffix.json"
     found = json.loads(path.read_text(encoding="utf-8"))

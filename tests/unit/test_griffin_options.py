@@ -124,11 +124,9 @@ def test_equal_logits_are_equally_near_the_top(target: HFTarget, dtype: torch.dt
         ahead=2,
         narrow=NarrowHead(ids_D=ids_D, head=lambda states: logits_D.expand(len(states), -1)),
     )
-    hits_BT, best_BT = drafter._hits(prediction, ids_D[None])
-    assert hits_BT.all()  # two are greater than any other one
-    assert best_BT is not None and (best_BT == ids_D[4]).all()
-    hits_BT, _ = drafter._hits(prediction, ids_D[None] - 1)
-    assert not hits_BT.any()
+    assert drafter._near_top(prediction, ids_D[None]).all()  # two are greater than any other one
+    assert not drafter._near_top(prediction, ids_D[None] - 1).any()
+    assert (drafter._best(prediction) == ids_D[4]).all()
 
 
 def test_later_steps_read_the_text_or_the_drafters_own_tokens(target: HFTarget) -> None:

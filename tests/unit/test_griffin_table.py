@@ -87,6 +87,18 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(tmp_path: Path) -> None
     assert griffin.trained_tokens("suffix") is None
 
 
+def test_methods_are_compared_on_the_same_prompts() -> None:
+    """Means of suites: (2 + 4) over (1.5 + 2). Prompts of unequal weight, all 4/3 or 2 times."""
+    one = {"suites": {"A": cell((6, 40), (3, 20)), "B": cell((8, 16), (2, 4))}}
+    other = {"suites": {"A": cell((6, 39), (4, 26)), "B": cell((8, 16), (4, 8))}}
+    found = griffin.ratio(one, other)
+    assert found["ratio"] == round(6 / 3.5, 4)
+    assert found["ci95"] == [found["ratio"]] * 2  # each prompt has the ratio of its suite
+    mixed = {"suites": {"A": cell((6, 39), (4, 26)), "B": cell((8, 16), (2, 8))}}
+    low, high = griffin.ratio(one, mixed)["ci95"]
+    assert low < griffin.ratio(one, mixed)["ratio"] < high
+
+
 def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:
     options = argparse.Namespace(
         out=tmp_path,

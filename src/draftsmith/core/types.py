@@ -355,6 +355,12 @@ class NarrowHead:
     head: Callable[[Tensor], Tensor]
     """[.., H] -> logits [.., D]."""
 
+    def columns(self, tokens: Tensor) -> Tensor:
+        """The columns of these tokens; -1 for those that it does not know."""
+        ids_D = self.ids_D
+        at = torch.searchsorted(ids_D, tokens.to(ids_D.dtype)).clamp(max=len(ids_D) - 1)
+        return at.where(ids_D[at] == tokens, -1)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftPrediction:

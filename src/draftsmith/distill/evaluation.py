@@ -25,6 +25,7 @@ from torch import Tensor
 from draftsmith.core.types import (
     DraftPrediction,
     FullLogprobs,
+    NarrowHead,
     TeacherLogprobs,
     TrajectoryBatch,
 )
@@ -242,15 +243,15 @@ class Chains:
         vocab, _ = probe(head, prediction.hidden_BTH[0])
         taught, plain = (gather(prediction, batch, mask) for mask in (taught_BT, plain_BT))
         check_laws(taught, vocab)
-        narrow, ids_D = prediction.narrow, None
-        if narrow is not None and _are_over(batch.laws, vocab):
-            head, ids_D, vocab = narrow.head, narrow.ids_D, len(narrow.ids_D)
+        narrow = prediction.narrow if _are_over(batch.laws, vocab) else None
+        if narrow is not None:
+            head, vocab = narrow.head, len(narrow.ids_D)
         for mask_BT, places, look in (
             (taught_BT, taught, _beside_law),
             (plain_BT, plain, _beside_token),
         ):
             parts = places.split(None, vocab)
-            seen = [look(part, wide(head(part.hidden_NH)), ids_D) for part in parts]
+            seen = [look(part, wide(head(part.hidden_NH)), narrow) for part in parts]
             if seen:
                 seen_BT5[mask_BT] = torch.cat(seen)
         hit_BT, known_BT, share_BT, same_BT, overlap_BT = seen_BT5.unbind(-1)
@@ -347,14 +348,14 @@ class _Chain:
         )
 
 
-# Both: (places, the drafter's logits there, the target's ids of its columns or None: all in order)
-# -> [N, 5]: its best token is the text's; p(x) is known; min(1, q(x) / p(x)); its best token is the
-# target's; sum_v min(p, q).
+# Both: (places, the drafter's logits there, the head that gave them if it is one over some tokens)
+# -> [N, 5]: the drafter's best token is the text's; p(x) is known; min(1, q(x) / p(x)); the best
+# token is the target's; sum_v min(p, q).
 
 
-def _beside_law(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
-    log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV, ids_D)
-    choice_N, best_N1 = _best(logits_NV, ids_D), log_p_NC.argmax(-1, keepdim=True)
+def _beside_law(places: LossPositions, logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:
+    log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV, narrow)
+    choice_N, best_N1 = _best(logits_NV, narrow), log_p_NC.argmax(-1, keepdim=True)
     at_N1, own_NC = places.tokens_N[:, None], log_p_NC
     if ids_NC is not None:  # an empty cell has id 0, too
         own_NC = log_p_NC.masked_fill(ids_NC != at_N1, -math.inf)
@@ -370,8 +371,8 @@ def _beside_law(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) 
     return torch.stack([column.to(logits_NV.dtype) for column in columns], dim=1)
 
 
-def _beside_token(places: LossPositions, logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
-    hit_N1 = (_best(logits_NV, ids_D) == places.tokens_N)[:, None]
+def _beside_token(places: LossPositions, logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:
+    hit_N1 = (_best(logits_NV, narrow) == places.tokens_N)[:, None]
     return F.pad(hit_N1.to(logits_NV.dtype), (0, 4))
 
 
@@ -382,10 +383,10 @@ def _are_over(laws: TeacherLogprobs | None, vocab: int) -> bool:
     return laws is None or laws.vocab_size in (None, vocab)
 
 
-def _best(logits_NV: Tensor, ids_D: Tensor | None) -> Tensor:
+def _best(logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:
     """[N]: the most probable token."""
     best_N = logits_NV.argmax(-1)
-    return best_N if ids_D is None else ids_D[best_N]
+    return best_N if narrow is None else narrow.ids_D[best_N]
 
 
 def _sums(figure_BT: Tensor, counted_BT: Tensor, weights_BT: Tensor) -> Tensor:

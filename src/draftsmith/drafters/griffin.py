@@ -16,6 +16,7 @@ among the first: step j + 1 counts where the text's token was in the top 3 at ev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -128,12 +129,14 @@ class Griffin(AlignedDrafter):
             prediction = replace(prediction, mask_BT=self._counting(carry.survived_BT))
         if not self.training or after.step >= self.num_steps:  # no step will ask who survived
             return prediction, after
-        survived_BT, best_BT = self._hits(prediction, batch.tokens_ahead(prediction.ahead))
-        if carry is not None and carry.survived_BT is not None:
-            survived_BT = survived_BT & carry.survived_BT
+        if self.config.mask_top:
+            near_BT = self._near_top(prediction, batch.tokens_ahead(prediction.ahead))
+            if carry is not None and carry.survived_BT is not None:
+                near_BT = near_BT & carry.survived_BT
+            after = replace(after, survived_BT=near_BT)
         if self.config.feeds == "draft":
-            after = replace(after, fed_BT=best_BT)
-        return prediction, replace(after, survived_BT=survived_BT)
+            after = replace(after, fed_BT=self._best(prediction))
+        return prediction, after
 
     def _counting(self, survived_BT: Tensor) -> Tensor:
         """[B, T]: where a step counts, given the chains that live (see the module)."""
@@ -144,26 +147,31 @@ class Griffin(AlignedDrafter):
         return counts
 
     @torch.no_grad()
-    def _hits(self, prediction: DraftPrediction, wanted_BT: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[B, T] each: the wanted token is among the best; the best token, where it is fed."""
-        top, narrow = self.config.mask_top, prediction.narrow
-        head, ids_D = (self.head(), None) if narrow is None else (narrow.head, narrow.ids_D)
-        hidden_NH, wanted_N = prediction.hidden_BTH.flatten(0, 1), wanted_BT.flatten()
-        hits, best = [], []
-        for hidden, wanted in zip(hidden_NH.split(_PLACES), wanted_N.split(_PLACES), strict=True):
-            logits = head(hidden)
-            column, known = wanted, torch.ones_like(wanted, dtype=torch.bool)
-            if ids_D is not None:
-                column = torch.searchsorted(ids_D, wanted).clamp(max=len(ids_D) - 1)
-                known = ids_D[column] == wanted
-            # no fewer than `top` are greater where the last of the best is greater
-            last = logits.topk(min(top, logits.shape[1])).values[:, -1] if top else -torch.inf
-            hits.append(known & (logits.gather(1, column[:, None])[:, 0] >= last) | (top == 0))
-            if self.config.feeds == "draft":
-                best.append(logits.argmax(1) if ids_D is None else ids_D[logits.argmax(1)])
-        return torch.cat(hits).view_as(wanted_BT), torch.cat(best).view_as(
-            wanted_BT
-        ) if best else None
+    def _near_top(self, prediction: DraftPrediction, wanted_BT: Tensor) -> Tensor:
+        """[B, T]: the wanted token is one of the `mask_top` best."""
+        narrow = prediction.narrow
+        column_BT = wanted_BT if narrow is None else narrow.columns(wanted_BT)
+        near = []
+        for logits, column in zip(
+            self._logits(prediction), column_BT.flatten().split(_PLACES), strict=True
+        ):
+            own = logits.gather(1, column.clamp(min=0)[:, None])[:, 0]
+            # fewer than `mask_top` are greater where it is no less than the last of the best
+            last = logits.topk(min(self.config.mask_top, logits.shape[1])).values[:, -1]
+            near.append((own >= last) & (column >= 0))
+        return torch.cat(near).view_as(wanted_BT)
+
+    @torch.no_grad()
+    def _best(self, prediction: DraftPrediction) -> Tensor:
+        """[B, T]: the best token."""
+        best_BT = torch.cat([logits.argmax(1) for logits in self._logits(prediction)])
+        best_BT = best_BT.view(prediction.hidden_BTH.shape[:2])
+        return best_BT if prediction.narrow is None else prediction.narrow.ids_D[best_BT]
+
+    def _logits(self, prediction: DraftPrediction) -> Iterator[Tensor]:
+        """Over the draft vocabulary, of some places at a time."""
+        head = self.head() if prediction.narrow is None else prediction.narrow.head
+        return map(head, prediction.hidden_BTH.flatten(0, 1).split(_PLACES))
 
 
 DRAFTER = Griffin

@@ -36,6 +36,7 @@ from draftsmith.config import require
 from draftsmith.core.types import (
     DraftPrediction,
     FullLogprobs,
+    NarrowHead,
     TeacherLogprobs,
     TopLogprobs,
     TrajectoryBatch,
@@ -203,9 +204,8 @@ class LossPositions:
         width = self.hidden_NH.shape[-1]
         if isinstance(self.all_laws, FullLogprobs):
             width = max(width, self.all_laws.hidden_NH.shape[-1])
-        size = places_at_once(vocab, width, self.hidden_NH.device)
-        if cells:
-            size = max(1, cells // vocab)
+        fitting = places_at_once(vocab, width, self.hidden_NH.device)
+        size = max(1, cells // vocab) if cells else fitting
         names = ("hidden_NH", "tokens_N", "rows_N", "weights_N", "uniform_N")
         # one split of the states, whose gradient is one tensor: each slice would make a whole one
         for part in zip(*(getattr(self, name).split(size) for name in names), strict=True):
@@ -293,16 +293,16 @@ def over_both(laws: TeacherLogprobs, logits_NV: Tensor) -> tuple[Tensor | TopLog
 
 
 def logprobs(
-    laws: TeacherLogprobs, logits_NV: Tensor, ids_D: Tensor | None = None
+    laws: TeacherLogprobs, logits_NV: Tensor, narrow: NarrowHead | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """log p and log q at temperature 1, [N, C] each, of the tokens that the teacher kept; their
     ids, None where these are all in order; and the student's logits over what both heads have.
 
-    `ids_D`: the teacher's ids of the student's columns, beside kept logprobs; None: all in order.
+    `narrow`: the student's head, where it is one over some tokens and logprobs were kept.
     """
-    if ids_D is not None:
+    if narrow is not None:
         assert isinstance(laws, TopLogprobs)
-        own_NK = _own_ids(laws.ids_NK, ids_D)
+        own_NK = narrow.columns(laws.ids_NK)
         log_q_NK = logits_NV.log_softmax(-1).gather(-1, own_NK.clamp(min=0))
         log_q_NK = log_q_NK.masked_fill(own_NK < 0, -math.inf)
         return laws.log_p_NK.to(log_q_NK.dtype), log_q_NK, laws.ids_NK.long(), logits_NV
@@ -488,25 +488,17 @@ def narrowed(
     narrow = prediction.narrow
     if narrow is None:
         return prediction, batch
-    ids_D = narrow.ids_D
-    known_BT = _own_ids(batch.tokens_ahead(prediction.ahead), ids_D) >= 0
+    known_BT = narrow.columns(batch.tokens_ahead(prediction.ahead)) >= 0
     row_BT = batch.law_ahead(prediction.ahead)
     if batch.laws is not None and len(batch.laws) and not hard:
-        best_N = _known_best(batch.laws, ids_D)
+        best_N = _known_best(batch.laws, narrow.ids_D)
         known_BT = torch.where(row_BT >= 0, best_N[row_BT.clamp(min=0)], known_BT)
     inside = replace(
         batch,
-        tokens_BT=_own_ids(batch.tokens_BT, ids_D).clamp(min=0),
-        laws=None if batch.laws is None else _cut(batch.laws, ids_D),
+        tokens_BT=narrow.columns(batch.tokens_BT).clamp(min=0),
+        laws=None if batch.laws is None else _cut(batch.laws, narrow),
     )
     return replace(prediction, mask_BT=prediction.mask_BT.bool() & known_BT), inside
-
-
-def _own_ids(ids: Tensor, ids_D: Tensor) -> Tensor:
-    """The drafter's ids of the target's; -1 for tokens that it does not know."""
-    known_D, order_D = ids_D.sort()
-    at = torch.searchsorted(known_D, ids.to(known_D.dtype)).clamp(max=len(ids_D) - 1)
-    return order_D[at].where(known_D[at] == ids, -1)
 
 
 def _known_best(laws: TeacherLogprobs, ids_D: Tensor) -> Tensor:
@@ -521,13 +513,14 @@ def _known_best(laws: TeacherLogprobs, ids_D: Tensor) -> Tensor:
     return torch.isin(torch.cat(best_N), ids_D)
 
 
-def _cut(laws: TeacherLogprobs, ids_D: Tensor) -> TeacherLogprobs:
+def _cut(laws: TeacherLogprobs, narrow: NarrowHead) -> TeacherLogprobs:
     """Laws over the drafter's tokens. What a cut law does not say is taken to lie inside, unless it
     says all that is inside."""
+    ids_D = narrow.ids_D
     if isinstance(laws, FullLogprobs):
         return replace(laws, head=lambda hidden: laws.head(hidden)[..., ids_D])
     used_NK = laws.log_p_NK > -math.inf
-    own_NK = _own_ids(laws.ids_NK, ids_D)
+    own_NK = narrow.columns(laws.ids_NK)
     outside_NK = used_NK & (own_NK < 0)
     kept_NK = used_NK & ~outside_NK
     p_NK = laws.log_p_NK.exp()
