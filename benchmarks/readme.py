@@ -294,6 +294,10 @@ def griffin(name: str = "griffin-table.json") -> Iterator[str]:
     )
     yield ""
     yield from griffin_table.table(found["rows"], list(found["prompts"])).splitlines()
+    further = griffin_table.seeds_table(found["rows"])
+    if further:
+        yield from ("", "Trained again with other seeds, means of suites:", "")
+        yield from further.splitlines()
 
 
 def griffin_order() -> Iterator[str]:

@@ -23,6 +23,8 @@ and `draftsmith bench` times that on the first N, in turns with plain decoding:
     speed         over plain decoding, and the drafts that were chosen: on a CPU a tree of 59 nodes
                   costs more than it brings
 
+With --seeds, tables of drafters that were trained with further seeds stand beside the first.
+
     OUT/prompts.json              token ids by suite
     OUT/texts/T0.json             with the target's answers; beside it, its states along them
     OUT/cells/GRIFFIN-T0.json     counts per prompt
@@ -159,7 +161,7 @@ class Table:
         return [(name, heat) for name in named for heat in METHODS[name].temperatures]
 
     def path(self, method: str, temperature: float) -> Path:
-        return self.out / "cells" / f"{method.translate(PLAIN)}-T{temperature:g}.json"
+        return path_of(self.out, method, temperature)
 
     def is_counted(self, method: str, temperature: float) -> bool:
         path = self.path(method, temperature)
@@ -423,6 +425,13 @@ class Table:
             if method != OURS and self.is_counted(OURS, temperature):
                 cells = (read_json(self.path(name, temperature), "cell") for name in (OURS, method))
                 one["ours_over_it"] = ratio(*cells)
+            further = [
+                of_seed(out, method, temperature)
+                for out in self.options.seeds
+                if path_of(out, method, temperature).exists()
+            ]
+            if further:
+                one["further_seeds"] = further
         sizes = {suite: len(prompts) for suite, prompts in self.prompts().items()}
         payload = {
             "target": self.options.target,
@@ -433,9 +442,26 @@ class Table:
             "rows": rows,
         }
         write_json_atomic(self.out / "results.json", payload)
-        text = table(rows, list(sizes))
+        text = "\n".join(filter(None, (table(rows, list(sizes)), seeds_table(rows))))
         write_text_atomic(self.out / "table.md", text)
         print(text)
+
+
+def path_of(out: Path, method: str, temperature: float) -> Path:
+    """The file of a cell."""
+    return out / "cells" / f"{method.translate(PLAIN)}-T{temperature:g}.json"
+
+
+def of_seed(out: Path, method: str, temperature: float) -> dict[str, Any]:
+    """What the table of a further seed says of a method: its mean of suites, and ours over it where
+    both are counted there."""
+    cell = read_json(path_of(out, method, temperature), "cell")
+    taus = [Decoded.from_json(found).tau for found in cell["suites"].values()]
+    said: dict[str, Any] = {"mean": round(sum(taus) / len(taus), 4)}
+    ours = path_of(out, OURS, temperature)
+    if method != OURS and ours.exists():
+        said["ours_over_it"] = ratio(read_json(ours, "cell"), cell)
+    return said
 
 
 KINDS = (
@@ -567,6 +593,29 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def seeds_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was trained with further seeds: tokens per step, means of suites, and ours over it."""
+    some = sorted(
+        (row for row in rows if "further_seeds" in row), key=lambda row: row["temperature"]
+    )
+    most = max((len(row["further_seeds"]) for row in some), default=0)
+    if not most:
+        return ""
+    heads = " | ".join(f"seed {seed}" for seed in range(most + 1))
+    lines = [f"| T | method | {heads} |", "|---:|---|" + "---:|" * (most + 1)]
+    for one in some:
+        cells = []
+        for found in (one, *one["further_seeds"]):
+            over = found.get("ours_over_it")
+            cells.append(
+                f"{found['mean']:.2f}"
+                + ("" if over is None else f" (ours {over['ratio'] - 1:+.1%})".replace("%", " %"))
+            )
+        cells += [""] * (most + 1 - len(cells))
+        lines.append(f"| {one['temperature']:g} | {one['method']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def one_turn(prompt: Prompt) -> dict[str, Any]:
     """The first turn as a line of a prompt file: what is a chat is one there, too."""
     asked = {"turns": [prompt.asked]} if prompt.is_chat else {"prompt": prompt.asked}
@@ -615,6 +664,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="prompts of each suite; left out: 80")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--clock", type=int, help="prompts of each suite that are timed")
+    parser.add_argument("--seeds", type=Path, nargs="+", default=(), metavar="OUT",
+                        help="tables of drafters that were trained with further seeds")  # fmt: skip
     parser.add_argument("--methods", help=f"some of {', '.join(METHODS)}, by commas")
     parser.add_argument("--cell", nargs=2, metavar=("METHOD", "T"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -630,6 +681,10 @@ def main() -> None:
     if options.drafters is not None and not best_of_each(options.drafters):
         parser.error(f"--drafters {options.drafters} holds no trained drafter")
     work = Table(options)
+    for out in options.seeds:
+        path = out / "prompts.json"
+        if not path.exists() or read_json(path, "prompts")["suites"] != work.prompts():
+            parser.error(f"--seeds {out}: a table of the prompts of {options.out}")
     lacking = sorted({name for name, _ in work.cells} - set(work.drafters))
     if lacking:
         parser.error(f"--methods {', '.join(lacking)}: train them, and give --drafters")

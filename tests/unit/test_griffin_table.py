@@ -99,6 +99,41 @@ def test_methods_are_compared_on_the_same_prompts() -> None:
     assert low < griffin.ratio(one, mixed)["ratio"] < high
 
 
+def test_further_seeds_stand_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a seed where ours was not trained there is no ratio; of a method without it, no row."""
+    tables = [tmp_path / f"table-{seed}" for seed in range(3)]
+    taus = [{"suffix": 2, "unrolled": 3}, {"suffix": 4, "unrolled": 5}, {"suffix": 6}]
+    kept = tmp_path / "drafters" / "unrolled-2e-3"
+    kept.mkdir(parents=True)
+    figures = {"held_out": {"acceptance": 0.5}, "tokens": 9}
+    (kept / "run.json").write_text(json.dumps({"results": figures}))
+    names = {"suffix": ("suffix", "suffix"), "unrolled": (griffin.OURS, f"unrolled:{kept}")}
+    for folder, found in zip(tables, taus, strict=True):
+        (folder / "cells").mkdir(parents=True)
+        (folder / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [2]]}}))
+        for kind, tau in found.items():
+            method, drafter = names[kind]
+            suites = {"A": cell((3 * tau, 2 * tau), (3, 2))}
+            content = {"drafter": drafter, "rule": "auto", "suites": suites}
+            griffin.path_of(folder, method, 0.0).write_text(json.dumps(content))
+    monkeypatch.setattr(griffin.Table, "run", lambda self: None)
+    words = ["table.py", "--out", tables[0], "--drafters", kept.parent, "--seeds", *tables[1:]]
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    griffin.main()
+    printed = capsys.readouterr().out
+    assert "| 0 | suffix | 2.00 (ours +50.0 %) | 4.00 (ours +25.0 %) | 6.00 |\n" in printed
+    assert "| 0 | unrolled (ours) | 3.00 | 5.00 |  |\n" in printed
+    rows = json.loads((tables[0] / "results.json").read_text())["rows"]
+    over = {row["method"]: row.get("ours_over_it") for row in rows}
+    assert over == {"suffix": {"ratio": 1.5, "ci95": [1.5, 1.5]}, griffin.OURS: None}
+    (tables[2] / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [3]]}}))
+    with pytest.raises(SystemExit, match="2"):
+        griffin.main()
+    assert f"--seeds {tables[2]}: a table of the prompts of {tables[0]}" in capsys.readouterr().err
+
+
 def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:
     options = argparse.Namespace(
         out=tmp_path,
