@@ -19,8 +19,8 @@ What has ended is kept; the same command goes on. What fails is tried once more;
 be written the program ends. --seconds ends what still runs. Then what was counted as a table, OUT
 spelt as before:
 
-    python benchmarks/griffin_table/table.py --limit 80 --out OUT/table-0 --drafters OUT/drafters-0 \\
-        --seeds OUT/table-1 OUT/table-2
+    python benchmarks/griffin_table/table.py --limit 80 --drafters OUT/drafters-0 \\
+        --out OUT/table-0 --seeds OUT/table-1 OUT/table-2
 """
 
 from __future__ import annotations
