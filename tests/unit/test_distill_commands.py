@@ -28,6 +28,7 @@ from draftsmith.distill import distilling, trainer
 from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.config import ScheduleConfig
 from draftsmith.distill.trajectories.types import Trajectory
+from draftsmith.targets.hf import HFTarget
 from mini_ende import Pair, examples, read_pairs
 
 
@@ -208,6 +209,41 @@ def test_every_kind_of_data_moves_the_weights(
     before = load_file(folder / "draft" / "model.safetensors")
     after = load_file(out / "model.safetensors")
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("stored", "fast", "computes"),
+    [
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.bfloat16, "bfloat16", torch.bfloat16),
+        (torch.float64, "float32", torch.float64),  # nothing is narrowed
+    ],
+)
+def test_a_target_in_memory_computes_in_what_is_fast(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stored: torch.dtype,
+    fast: str,
+    computes: torch.dtype,
+) -> None:
+    folder = work_folder(tmp_path)
+    target = folder / "target"
+    AutoModelForCausalLM.from_pretrained(target, dtype=stored).save_pretrained(target)
+    command = a_command(folder, capsys)
+    a_collect(folder, command)(tmp_path / "store", "--samples", "1")
+    loaded, load = list[torch.dtype](), distilling.load_target
+
+    def recording(name: str, **options: Any) -> HFTarget:
+        made = load(name, **options)
+        loaded.append(made.dtype)
+        return made
+
+    monkeypatch.setattr(distilling, "load_target", recording)
+    monkeypatch.setattr(distilling, "precision", lambda dtype: fast)
+    words = distill_words(folder, tmp_path / "out", "--store", str(tmp_path / "store"))
+    command("distill", *words, "--duration", "1steps", "--laws", "teacher")
+    assert loaded == [computes]
 
 
 def test_online_and_on_policy_with_text_beside_it(

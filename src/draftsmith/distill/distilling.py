@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from accelerate import Accelerator
 
 from draftsmith.config import as_dict, each_unused
@@ -206,11 +207,15 @@ def training_data(
     Raises:
         InputError: it cannot be learnt from, or not by this student.
     """
-    vocab_size = tokenizer_training.text_config(options.target).vocab_size
+    config = tokenizer_training.text_config(options.target)
+    vocab_size = config.vocab_size
     if options.top_k > vocab_size:
         raise InputError(f"--top-k {options.top_k}: the target has {vocab_size} tokens")
     ends = student.target_ends() if options.laws == "states" else None
-    teacher = load_target(options.target, compile=False) if options.loads_target else None
+    teacher = None
+    if options.loads_target:
+        dtype = teacher_dtype(config.dtype)
+        teacher = load_target(options.target, dtype=dtype, compile=False)
     signals = student.learner.signals
     if not options.online:
         data = stored_data(
@@ -227,6 +232,13 @@ def training_data(
     student.check(data)
     digest = None if teacher is None else weights_digest(teacher.model.state_dict())
     return replace(data, teacher=digest)
+
+
+def teacher_dtype(stored: torch.dtype | None) -> Literal["auto", "float32"]:
+    """The arithmetic of a target in memory: its own, but not half precision where float32 is
+    faster (six times, on a processor with AVX2 alone)."""
+    half = stored in (torch.bfloat16, torch.float16)
+    return "float32" if half and precision("auto") == "float32" else "auto"
 
 
 def make_trainer(
