@@ -12,8 +12,9 @@ Three rounds; the processes of one run at once, and the next begins when all hav
     collect    every process answers its prompts at its temperature, and keeps the last hidden
                states and the 20 best tokens of each law
     distill    one training for each kind of drafter and each learning rate, all on all stores;
-               eagle3 and p_eagle read other states, which the target computes again; sps is a
-               draft model that begins as the target's first and last layer
+               eagle3 and p_eagle read other states, which the target computes again, with the laws
+               cut as the stores have them; sps is a draft model that begins as the target's first
+               and last layer
 
     OUT/prompts-0.jsonl, asked-0.jsonl, store-0     what process 0 made, was asked and answered
     OUT/sps                                         what the draft model begins as
@@ -47,14 +48,15 @@ from draftsmith.targets.hf import HFTarget, open_target
 HERE = Path(__file__).resolve().parent
 WEIGHTS = ("--token-weight", "1", "--feature-weight", "0.3", "--top-weight", "0")
 FORWARDS = ("--drafter-option", "num_forwards=3", "--drafter-option", "recompute=false", *WEIGHTS)
+TEACHER = ("--laws", "teacher", "--top-k", "20")
 KINDS: dict[str, tuple[str, ...]] = {
     "hass": FORWARDS,
     "griffin": FORWARDS,
     "eagle": WEIGHTS,
     "fspad": WEIGHTS,
-    "eagle3": ("--laws", "teacher", "--drafter-option", "num_forwards=3"),
+    "eagle3": (*TEACHER, "--drafter-option", "num_forwards=3"),
     "medusa": (),
-    "p_eagle": ("--laws", "teacher"),
+    "p_eagle": TEACHER,
     "parallel": (),
     "sps": (),
     "unrolled": WEIGHTS,
