@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "griffin_table" / "order.py"
+from griffin_table import order
 
 
-@pytest.fixture(scope="module")
-def order() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("griffin_order", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_setting_has_a_name_and_differs_in_one_thing(order: ModuleType) -> None:
+def test_every_setting_has_a_name_and_differs_in_one_thing() -> None:
     names = [one.name for one in order.SETTINGS]
     assert len(set(names)) == len(names)
     grid = {(one.kind, one.forwards, one.top) for one in order.SETTINGS if one.shows == "top-10"}
@@ -42,9 +30,7 @@ def test_every_setting_has_a_name_and_differs_in_one_thing(order: ModuleType) ->
     assert (scaled.noise, scaled.feature) == (2 * plain.noise, plain.feature / 2)
 
 
-def test_hass_goes_on_from_a_copy_of_eagle_and_eagle_stays(
-    order: ModuleType, tmp_path: Path
-) -> None:
+def test_hass_goes_on_from_a_copy_of_eagle_and_eagle_stays(tmp_path: Path) -> None:
     eagle = tmp_path / "drafters" / "eagle-2e-3"
     eagle.mkdir(parents=True)
     (eagle / "run.json").write_text("{}")
@@ -59,7 +45,7 @@ def test_hass_goes_on_from_a_copy_of_eagle_and_eagle_stays(
     assert json.loads((eagle / "drafter.json").read_text()) == manifest
 
 
-def test_a_row_has_what_the_texts_said_before_and_after(order: ModuleType) -> None:
+def test_a_row_has_what_the_texts_said_before_and_after() -> None:
     def held_out(first: float, steps: float) -> dict[str, float]:
         return {f"accuracy_{n}": first / n for n in range(1, 6)} | {"tokens_per_step": steps}
 
@@ -80,7 +66,6 @@ def test_a_row_has_what_the_texts_said_before_and_after(order: ModuleType) -> No
 def test_what_cannot_be_meant_is_refused(
     words: list[str],
     message: str,
-    order: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

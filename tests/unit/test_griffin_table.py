@@ -102,7 +102,7 @@ def test_methods_are_compared_on_the_same_prompts() -> None:
 def test_further_seeds_stand_beside_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a seed where ours was not trained there is no ratio; of a method without it, no row."""
+    """A seed without ours has no ratio, a method without further seeds no row."""
     tables = [tmp_path / f"table-{seed}" for seed in range(3)]
     taus = [{"suffix": 2, "unrolled": 3}, {"suffix": 4, "unrolled": 5}, {"suffix": 6}]
     kept = tmp_path / "drafters" / "unrolled-2e-3"

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "smollm2" / "measure.py"
+from smollm2 import measure
 
 
-@pytest.fixture(scope="module")
-def measure() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("smollm2_measure", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_record_takes_rows_of_its_own_machine_alone(measure: ModuleType, tmp_path: Path) -> None:
+def test_a_record_takes_rows_of_its_own_machine_alone(tmp_path: Path) -> None:
     record = tmp_path / "speeds.json"
     here = {"cpu": "X", "cpus": 2, "accelerators": []}
     assert measure.of_another_machine(record, here) is None
@@ -35,7 +22,7 @@ def test_a_record_takes_rows_of_its_own_machine_alone(measure: ModuleType, tmp_p
     assert said == f"{record} is of a machine with cpus 2, this one: 4"
 
 
-def test_a_cell_says_speed_tokens_per_step_and_loops(measure: ModuleType) -> None:
+def test_a_cell_says_speed_tokens_per_step_and_loops() -> None:
     row = {
         "speedup": 1.73,
         "speedup_ci95": [1.38, 2.09],

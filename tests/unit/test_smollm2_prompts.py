@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "smollm2" / "prompts.py"
+from smollm2 import prompts
 
 
-@pytest.fixture(scope="module")
-def prompts() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("smollm2_prompts", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_eight_words_in_a_row_are_an_overlap(prompts: ModuleType) -> None:
+def test_eight_words_in_a_row_are_an_overlap() -> None:
     judged = prompts.runs("Janet's ducks lay 16 eggs per day, and she eats three.")
     assert not judged.isdisjoint(prompts.runs("Say: ducks lay 16 eggs per day AND she! Why?"))
     assert judged.isdisjoint(prompts.runs("Say: lay 16 eggs per day and she, why is that so?"))
 
 
-def test_a_short_text_is_an_overlap_as_a_whole(prompts: ModuleType) -> None:
+def test_a_short_text_is_an_overlap_as_a_whole() -> None:
     assert prompts.runs("Hello, World") == prompts.runs("hello world")
     assert prompts.runs("") == set()
 
 
-def test_functions_are_whole_beginnings_without_their_bodies(prompts: ModuleType) -> None:
+def test_functions_are_whole_beginnings_without_their_bodies() -> None:
     found = list(prompts.functions())
     assert len(found) > 500
     for one in found:

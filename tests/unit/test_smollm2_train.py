@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from smollm2 import train
+
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "benchmarks" / "smollm2" / "train.py"
-
-
-@pytest.fixture(scope="module")
-def train() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("smollm2_train", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def options(out: Path, **changed: object) -> argparse.Namespace:
@@ -42,7 +31,7 @@ def options(out: Path, **changed: object) -> argparse.Namespace:
     return argparse.Namespace(**values)
 
 
-def test_fourteen_processes_have_the_temperatures_of_the_record(train: ModuleType) -> None:
+def test_fourteen_processes_have_the_temperatures_of_the_record() -> None:
     record = json.loads((ROOT / "benchmarks/results/smollm2-drafters.json").read_text())
     heats = Counter(f"{train.temperature(i, 14):g}" for i in range(14))
     assert heats == record["data"]["processes_by_temperature"]
@@ -50,9 +39,7 @@ def test_fourteen_processes_have_the_temperatures_of_the_record(train: ModuleTyp
     assert train.temperature(0, 1) == 0.7
 
 
-def test_own_turns_are_asked_once_and_shared_ones_once_at_each_temperature(
-    train: ModuleType,
-) -> None:
+def test_own_turns_are_asked_once_and_shared_ones_once_at_each_temperature() -> None:
     def row(name: str, text: str, tag: str = "own") -> dict[str, str]:
         return {"id": name, "question": text, "tag": tag}
 
@@ -78,9 +65,7 @@ def test_own_turns_are_asked_once_and_shared_ones_once_at_each_temperature(
     assert len(set(names)) == len(names)
 
 
-def test_a_failure_names_its_log_and_what_was_begun_otherwise_is_refused(
-    train: ModuleType, tmp_path: Path
-) -> None:
+def test_a_failure_names_its_log_and_what_was_begun_otherwise_is_refused(tmp_path: Path) -> None:
     work = train.Work(options(tmp_path))
     with pytest.raises(SystemExit, match=r"1 of 2 failed.*logs/bad\.log"):
         work.at_once("some", {"good": ["-c", "print(1)"], "bad": ["-c", "raise ValueError('x')"]})
@@ -96,7 +81,6 @@ def test_a_failure_names_its_log_and_what_was_begun_otherwise_is_refused(
 @pytest.mark.parametrize("rates", ["abc", "1e-3,", "0", "2", "nan"])
 def test_a_rate_that_distill_would_refuse_is_refused_before_the_collection(
     rates: str,
-    train: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -108,14 +92,14 @@ def test_a_rate_that_distill_would_refuse_is_refused_before_the_collection(
     assert f"--rates {rates}: numbers above 0" in capsys.readouterr().err
 
 
-def test_the_layer_that_goes_on_is_in_the_record_of_the_second_run(train: ModuleType) -> None:
+def test_the_layer_that_goes_on_is_in_the_record_of_the_second_run() -> None:
     run = json.loads((ROOT / "models/smollm2/unrolled/run.json").read_text())
     record = json.loads((ROOT / "benchmarks/results/smollm2-drafters-2.json").read_text())
     (label,) = (row["kind"] for row in record["rows"] if "from" in row["kind"])
     assert train.held_out(label, run) in record["rows"]
 
 
-def test_a_row_of_the_shipped_layer_is_that_of_the_record(train: ModuleType) -> None:
+def test_a_row_of_the_shipped_layer_is_that_of_the_record() -> None:
     run = json.loads((ROOT / "models/smollm2/hass/run.json").read_text())
     record = json.loads((ROOT / "benchmarks/results/smollm2-drafters.json").read_text())
     assert train.held_out("hass", run) in record["rows"]
