@@ -4,6 +4,7 @@ right place, and never makes all logits."""
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -339,19 +340,49 @@ def test_no_tensor_is_larger_than_the_budget(name: str, reading: Reading, tail: 
     assert min(seen[1]) >= all_logits, "the dense twin would have been caught"
 
 
-def test_logits_are_made_again_in_the_backward_pass_not_kept() -> None:
-    setup, sizes = Setup(), []
+@pytest.mark.parametrize("frozen", [False, True])
+def test_logits_are_made_once_and_not_kept(frozen: bool) -> None:
+    setup, sizes, alive = Setup(), list[int](), list[weakref.ref[Tensor]]()
+    setup.weight.requires_grad_(not frozen)
 
     def head(hidden: Tensor) -> Tensor:
         sizes.append(len(hidden))
-        return setup.head(hidden)
+        logits = setup.head(hidden)
+        alive.append(weakref.ref(logits))
+        return logits
 
     batch = replace(setup.batch, laws=setup.top())
     terms = Distillation(objective="kl", cells=4 * V).loss(setup.prediction(), batch, head)
     places = int((setup.mask & batch.mask_ahead(1)).sum())
-    assert sum(sizes) == places + 1  # one more, to see how large the vocabulary is
+    assert not any(one() is not None for one in alive)
     terms.total.backward()
-    assert sum(sizes) == 2 * places + 1 and max(sizes) <= 4
+    assert sum(sizes) == places + 1  # one more, to see how large the vocabulary is
+    assert max(sizes) <= 4
+
+
+@pytest.mark.parametrize("learns", ["all", "states", "head", "nothing"])
+def test_what_learns_of_a_head_of_several_weights_learns(learns: str) -> None:
+    """One weight stands twice in it, one is frozen, and the loss is scaled afterwards."""
+    setup = Setup()
+    inner = torch.randn(H, H, dtype=torch.float64, requires_grad=True)
+    frozen = torch.randn(V, dtype=torch.float64)
+
+    def head(hidden: Tensor) -> Tensor:
+        bent = hidden + torch.tanh(hidden @ inner) @ inner.T
+        return setup.head(bent) + frozen
+
+    setup.hidden.requires_grad_(learns in ("all", "states"))
+    for weight in (setup.weight, inner):
+        weight.requires_grad_(learns in ("all", "head"))
+    batch, found = replace(setup.batch, laws=setup.top()), []
+    objective = Distillation(objective="jsd", cells=4 * V)
+    for compute in (objective.loss, dense(objective)):
+        total = compute(setup.prediction(), batch, head).total
+        leaves = [one for one in (setup.hidden, setup.weight, inner) if one.requires_grad]
+        assert total.requires_grad == bool(leaves)
+        slopes = torch.autograd.grad(3 * total, leaves) if leaves else ()
+        found.append([total.detach(), *slopes])
+    assert_same(*found)
 
 
 # --------------------------------------------------------------------------- acceptance

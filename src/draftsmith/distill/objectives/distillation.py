@@ -7,8 +7,8 @@ hidden states too.
     loss           D(5)   -lq    D(6)   .     D: a divergence, -lq: -log q(next token)
 
 No [B, T, V] tensor exists, neither of the drafter nor of the target: heads run on some hundred or
-thousand positions at a time. The gradient of a frozen head's states is computed while their logits
-are at hand; a head that learns itself runs again in the backward pass (recomputed, not kept).
+thousand positions at a time. Gradients of the states, and those of a head that learns itself, are
+computed while their logits are at hand: no head runs again in the backward pass.
 
 A target and a draft model with one tokenizer may have heads of different sizes, by rows of padding
 behind the tokens (Qwen2.5: 152,064 and 151,936). Whole distributions are learnt and measured over
@@ -21,7 +21,7 @@ tokens of a drafter with a vocabulary of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, get_args
@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from draftsmith.config import require
 from draftsmith.core.types import (
@@ -72,44 +71,72 @@ class Objective(Protocol):
         """Summed loss of one prediction and its weight."""
 
 
-def probe(head: Head, hidden_NH: Tensor) -> tuple[int, bool]:
-    """V, and whether the head learns itself (never under `no_grad`), from the logits of the first
-    place."""
+Nats = Callable[[Tensor], Tensor]
+"""A sum over places, of their states."""
+
+
+def probe(head: Head, hidden_NH: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+    """V, and the weights of the head that learn (none under `no_grad`), from the logits of the
+    first place."""
     logits_1V = head(hidden_NH[:1].detach())
-    return logits_1V.shape[-1], logits_1V.requires_grad
+    return logits_1V.shape[-1], tuple(_leaves(logits_1V))
 
 
-class _WithSlope(torch.autograd.Function):
-    """A number whose derivative by the states is known."""
+def _leaves(made: Tensor) -> Iterator[Tensor]:
+    """What learns of all that a tensor was made from, each once."""
+    seen, ahead = set[Any](), [made.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        ahead += [further for further, _ in node.next_functions]
+
+
+class _WithSlopes(torch.autograd.Function):
+    """A number that has known derivatives by some tensors, beside those it has already."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, value: Tensor, slope_NH: Tensor) -> Tensor:
-        ctx.save_for_backward(slope_NH)
+    def forward(ctx: Any, value: Tensor, *tensors_and_slopes: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors_and_slopes[len(tensors_and_slopes) // 2 :])
         return value.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (slope_NH,) = ctx.saved_tensors
-        return slope_NH * grad, None, None
+        slopes = [slope * grad for slope in ctx.saved_tensors]
+        return grad, *slopes, *(None for _ in slopes)
 
 
 def without_logits(
-    nats: Callable[[Tensor], Tensor], hidden_NH: Tensor, *, head_learns: bool
+    parts: Iterable[tuple[Nats, Tensor]], learning: Sequence[Tensor], zero: Tensor
 ) -> Tensor:
-    """`nats(hidden_NH)`, a sum over places; no logits are kept for the backward pass.
+    """`zero` and the sum of nats(states [N, H]) over all parts; no logits are kept for the backward
+    pass, and none are made again there.
 
-    Where nothing but the states learns, their gradient is computed here: it takes two products with
-    the head in place of three, and half of what a loss does to its logits.
+    Gradients of the states, and of what is `learning` beside them, are computed here: two products
+    with the head, three where it learns. The latter's are summed up over the parts, and are kept
+    until the backward pass.
     """
-    if head_learns or not (torch.is_grad_enabled() and hidden_NH.requires_grad):
-        out: Tensor = checkpoint(nats, hidden_NH, use_reentrant=False)
-        return out
-    own_NH = hidden_NH.detach().requires_grad_()
-    value = nats(own_NH)
-    (slope_NH,) = torch.autograd.grad(value, own_NH)
-    known: Tensor = _WithSlope.apply(hidden_NH, value.detach(), slope_NH)
-    return known
+    total, sums = zero, list[Tensor]()
+    for nats, hidden_NH in parts:
+        own_NH = hidden_NH.detach().requires_grad_(hidden_NH.requires_grad)
+        tensors = [own_NH, *learning] if own_NH.requires_grad else learning
+        value = nats(own_NH)
+        if not (torch.is_grad_enabled() and tensors):
+            total = total + value
+            continue
+        slopes = torch.autograd.grad(value, tensors)
+        total = total + value.detach()
+        if own_NH.requires_grad:
+            total, slopes = _WithSlopes.apply(total, hidden_NH, slopes[0]), slopes[1:]
+        for summed, slope in zip(sums, slopes, strict=False):
+            summed += slope
+        sums = sums or list(slopes)
+    return _WithSlopes.apply(total, *learning, *sums) if sums else total
 
 
 CACHED = 1 << 19
@@ -158,17 +185,19 @@ class CrossEntropy:
         hidden_NH = prediction.hidden_BTH[counted_BT]
         wanted_N = batch.tokens_ahead(prediction.ahead)[counted_BT]
         weight = counted_BT.sum().float()
-        if not len(wanted_N):  # a zero that depends on the hidden states keeps backward legal
-            return LossTerms(total=prediction.hidden_BTH.sum().float() * 0.0, weight=weight)
-        vocab, head_learns = probe(head, hidden_NH)
+        # a zero that depends on the hidden states keeps backward legal when nothing is counted
+        zero = prediction.hidden_BTH[:0].sum().float()
+        if not len(wanted_N):
+            return LossTerms(total=zero, weight=weight)
+        vocab, learning = probe(head, hidden_NH)
         chunk = POSITIONS
         if hidden_NH.device.type == "cpu":
             chunk = places_at_once(vocab, hidden_NH.shape[-1], hidden_NH.device)
-        total: Any = 0.0
-        for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True):
-            nats = partial(_summed, head, wanted)
-            total = total + without_logits(nats, hidden, head_learns=head_learns)
-        return LossTerms(total=total, weight=weight)
+        parts = (
+            (partial(_summed, head, wanted), hidden)
+            for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True)
+        )
+        return LossTerms(total=without_logits(parts, learning, zero), weight=weight)
 
 
 def _summed(head: Head, wanted_N: Tensor, hidden_NH: Tensor) -> Tensor:
@@ -384,7 +413,7 @@ class Distillation(DivergenceConfig):
         draws = self.pools and self.reading in div.DRAWING
         taught = gather(prediction, batch, taught_BT, draws=draws)
         plain = gather(prediction, batch, plain_BT)
-        vocab, head_learns = probe(head, prediction.hidden_BTH[0])
+        vocab, learning = probe(head, prediction.hidden_BTH[0])
         check_laws(taught, vocab)
         rewards = self.rewards
         if rewards is None and self.pools:
@@ -409,12 +438,13 @@ class Distillation(DivergenceConfig):
                 nats_N = nats_N + self.top_weight * div.top_cross_entropy(cells, self.top)
             return _weighed(part, nats_N)
 
+        parts = (
+            (partial(_of_states, nats, head, part), part.hidden_NH)
+            for nats, places in ((taught_nats, taught), (_plain_nats, plain))
+            for part in places.split(self.cells, vocab)
+        )
         # A zero that depends on the hidden states keeps backward legal when nothing is counted.
-        total: Any = wide(prediction.hidden_BTH[:0].sum())
-        for nats, places in ((taught_nats, taught), (_plain_nats, plain)):
-            for part in places.split(self.cells, vocab):
-                of_states = partial(_of_states, nats, head, part)
-                total = total + without_logits(of_states, part.hidden_NH, head_learns=head_learns)
+        total = without_logits(parts, learning, wide(prediction.hidden_BTH[:0].sum()))
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
