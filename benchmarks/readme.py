@@ -294,9 +294,18 @@ def griffin(name: str = "griffin-table.json") -> Iterator[str]:
     )
     yield ""
     yield from griffin_table.table(found["rows"], list(found["prompts"])).splitlines()
+    ranked = griffin_table.ranking(found["rows"])
+    if ranked:
+        yield ""
+        yield (
+            "Tokens per step, means of the suites, with 95 % intervals over prompts that are drawn "
+            "for both methods at once:"
+        )
+        yield ""
+        yield from ranked.splitlines()
     further = griffin_table.seeds_table(found["rows"])
     if further:
-        yield from ("", "Trained again with other seeds, means of suites:", "")
+        yield from ("", "Trained again with other seeds, means of the suites:", "")
         yield from further.splitlines()
 
 

@@ -35,6 +35,7 @@ With --seeds, tables of drafters that were trained with further seeds stand besi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -432,6 +433,13 @@ class Table:
             ]
             if further:
                 one["further_seeds"] = further
+        for heat in sorted({one["temperature"] for one in rows}):
+            ranked = [one for one in rows if one["temperature"] == heat]
+            ranked.sort(key=lambda one: -one["mean"])
+            for one, below in itertools.pairwise(ranked):
+                names = (one["method"], below["method"])
+                cells = (read_json(self.path(name, heat), "cell") for name in names)
+                one["over_next"] = {"method": below["method"], **ratio(*cells)}
         sizes = {suite: len(prompts) for suite, prompts in self.prompts().items()}
         payload = {
             "target": self.options.target,
@@ -442,7 +450,8 @@ class Table:
             "rows": rows,
         }
         write_json_atomic(self.out / "results.json", payload)
-        text = "\n".join(filter(None, (table(rows, list(sizes)), seeds_table(rows))))
+        tables = (table(rows, list(sizes)), ranking(rows), seeds_table(rows))
+        text = "\n".join(filter(None, tables))
         write_text_atomic(self.out / "table.md", text)
         print(text)
 
@@ -593,6 +602,22 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def ranking(rows: Sequence[Mapping[str, Any]]) -> str:
+    """By temperature, the most tokens per step first: how many more than the next one has, and how
+    many more ours has than it."""
+    some = [row for row in rows if "over_next" in row or "ours_over_it" in row]
+    if not some:
+        return ""
+    some.sort(key=lambda row: (row["temperature"], -row["mean"]))
+    lines = ["| T | method | more than the next one | ours more than it |", "|---:|---|---:|---:|"]
+    for one in some:
+        following = one.get("over_next")
+        after = "" if following is None else f"{_more(following)} than {following['method']}"
+        ours = "" if "ours_over_it" not in one else _more(one["ours_over_it"])
+        lines.append(f"| {one['temperature']:g} | {one['method']} | {after} | {ours} |")
+    return "\n".join(lines) + "\n"
+
+
 def seeds_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """What was trained with further seeds: tokens per step, means of suites, and ours over it."""
     some = sorted(
@@ -609,7 +634,7 @@ def seeds_table(rows: Sequence[Mapping[str, Any]]) -> str:
             over = found.get("ours_over_it")
             cells.append(
                 f"{found['mean']:.2f}"
-                + ("" if over is None else f" (ours {over['ratio'] - 1:+.1%})".replace("%", " %"))
+                + ("" if over is None else f" (ours {percent(over['ratio'])})")
             )
         cells += [""] * (most + 1 - len(cells))
         lines.append(f"| {one['temperature']:g} | {one['method']} | {' | '.join(cells)} |")
@@ -643,6 +668,16 @@ def are_of(texts: Mapping[str, Any], prompts: Mapping[str, Any]) -> bool:
         for suite, its in prompts.items()
         for text, prompt in zip(texts[suite], its, strict=True)
     )
+
+
+def percent(ratio: float) -> str:
+    """1.094: +9.4 %."""
+    return f"{ratio - 1:+.1%}".replace("%", " %")
+
+
+def _more(found: Mapping[str, Any]) -> str:
+    low, high = found["ci95"]
+    return f"{percent(found['ratio'])} ({percent(low)} to {percent(high)})"
 
 
 def _shown(cell: Mapping[str, Any]) -> str:

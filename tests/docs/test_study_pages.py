@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ import readme
 from draftsmith.data.languages import find
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.plan import tables
+from griffin_table import table as griffin_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"
@@ -1164,7 +1166,7 @@ def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[s
 
 
 def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
-    path = ROOT / "benchmarks/results/griffin-equal.json"
+    ours, path = griffin_table.OURS, ROOT / "benchmarks/results/griffin-equal.json"
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     over = {row["temperature"]: row["ours_over_it"] for row in rows if row["method"] == "GRIFFIN"}
     (cold, (low, high)), (warm, (lowest, highest)) = (
@@ -1175,6 +1177,25 @@ def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
         f"`unrolled` has {cold:.1%} more tokens per step than GRIFFIN at T = 0 "
         f"({low:.1%} to {high:.1%}) and {warm:.1%} more at T = 1 ({lowest:.1%} to {highest:.1%})"
     ).replace("%", " %") in text
+    said = "`unrolled`, FSPAD, HASS, GRIFFIN, EAGLE-2"
+    for heat in (0, 1):
+        ranked = sorted(
+            (row for row in rows if row["temperature"] == heat and row["trained_tokens"]),
+            key=lambda row: -row["mean"],
+        )
+        assert ", ".join(row["method"] for row in ranked) == said.replace("`unrolled`", ours)
+        assert all(row["over_next"]["ci95"][0] > 1 for row in ranked), "chance could be the reason"
+    assert f"in this order at both temperatures: {said}" in text
+    cold = {row["method"]: row["suites"].values() for row in rows if not row["temperature"]}
+    refused = {
+        name: [sum(suite["refused"][depth] for suite in suites) / 3 for depth in (0, 4)]
+        for name, suites in cold.items()
+    }
+    drifting, steady = ("FSPAD", "EAGLE-2"), ("HASS", "GRIFFIN", ours)
+    for one, other in itertools.product(drifting, steady):
+        assert refused[one][0] < refused[other][0] and refused[one][1] > refused[other][1]
+    assert all(refused[name][1] <= refused[name][0] + 0.005 for name in steady)
+    assert f"EAGLE-2 then in {refused['EAGLE-2'][1]:.0%} of the steps".replace("%", " %") in text
 
 
 def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:

@@ -123,11 +123,16 @@ def test_further_seeds_stand_beside_the_first(
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     griffin.main()
     printed = capsys.readouterr().out
+    assert "| 0 | unrolled (ours) | +50.0 % (+50.0 % to +50.0 %) than suffix |  |\n" in printed
+    assert "| 0 | suffix |  | +50.0 % (+50.0 % to +50.0 %) |\n" in printed
     assert "| 0 | suffix | 2.00 (ours +50.0 %) | 4.00 (ours +25.0 %) | 6.00 |\n" in printed
     assert "| 0 | unrolled (ours) | 3.00 | 5.00 |  |\n" in printed
     rows = json.loads((tables[0] / "results.json").read_text())["rows"]
     over = {row["method"]: row.get("ours_over_it") for row in rows}
     assert over == {"suffix": {"ratio": 1.5, "ci95": [1.5, 1.5]}, griffin.OURS: None}
+    following = {row["method"]: row.get("over_next") for row in rows}
+    ahead = {"method": "suffix", "ratio": 1.5, "ci95": [1.5, 1.5]}
+    assert following == {"suffix": None, griffin.OURS: ahead}
     (tables[2] / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [3]]}}))
     with pytest.raises(SystemExit, match="2"):
         griffin.main()
