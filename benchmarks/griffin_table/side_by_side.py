@@ -20,7 +20,7 @@ be written the program ends. --seconds ends what still runs. Then what was count
 spelt as before:
 
     python benchmarks/griffin_table/table.py --limit 80 --drafters OUT/drafters-0 \\
-        --out OUT/table-0 --seeds OUT/table-1 OUT/table-2
+        --out OUT/table-0 --seed-tables OUT/table-1 OUT/table-2
 """
 
 from __future__ import annotations

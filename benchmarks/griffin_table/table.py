@@ -23,7 +23,7 @@ and `draftsmith bench` times that on the first N, in turns with plain decoding:
     speed         over plain decoding, and the drafts that were chosen: on a CPU a tree of 59 nodes
                   costs more than it brings
 
-With --seeds, tables of drafters that were trained with further seeds stand beside the first.
+With --seed-tables, drafters that were trained with further seeds stand beside the first.
 
     OUT/prompts.json              token ids by suite
     OUT/texts/T0.json             with the target's answers; beside it, its states along them
@@ -426,12 +426,8 @@ class Table:
             if method != OURS and self.is_counted(OURS, temperature):
                 cells = (read_json(self.path(name, temperature), "cell") for name in (OURS, method))
                 one["ours_over_it"] = ratio(*cells)
-            further = [
-                of_seed(out, method, temperature)
-                for out in self.options.seeds
-                if path_of(out, method, temperature).exists()
-            ]
-            if further:
+            further = [of_seed(out, method, temperature) for out in self.options.seed_tables]
+            if one["trained_tokens"] is not None and any(further):
                 one["further_seeds"] = further
         for heat in sorted({one["temperature"] for one in rows}):
             ranked = [one for one in rows if one["temperature"] == heat]
@@ -461,10 +457,13 @@ def path_of(out: Path, method: str, temperature: float) -> Path:
     return out / "cells" / f"{method.translate(PLAIN)}-T{temperature:g}.json"
 
 
-def of_seed(out: Path, method: str, temperature: float) -> dict[str, Any]:
+def of_seed(out: Path, method: str, temperature: float) -> dict[str, Any] | None:
     """What the table of a further seed says of a method: its mean of suites, and ours over it where
-    both are counted there."""
-    cell = read_json(path_of(out, method, temperature), "cell")
+    both are counted there; None: it was not trained with that seed."""
+    path = path_of(out, method, temperature)
+    if not path.exists():
+        return None
+    cell = read_json(path, "cell")
     taus = [Decoded.from_json(found).tau for found in cell["suites"].values()]
     said: dict[str, Any] = {"mean": round(sum(taus) / len(taus), 4)}
     ours = path_of(out, OURS, temperature)
@@ -629,14 +628,7 @@ def seeds_table(rows: Sequence[Mapping[str, Any]]) -> str:
     heads = " | ".join(f"seed {seed}" for seed in range(most + 1))
     lines = [f"| T | method | {heads} |", "|---:|---|" + "---:|" * (most + 1)]
     for one in some:
-        cells = []
-        for found in (one, *one["further_seeds"]):
-            over = found.get("ours_over_it")
-            cells.append(
-                f"{found['mean']:.2f}"
-                + ("" if over is None else f" (ours {percent(over['ratio'])})")
-            )
-        cells += [""] * (most + 1 - len(cells))
+        cells = [_of_one_seed(found) for found in (one, *one["further_seeds"])]
         lines.append(f"| {one['temperature']:g} | {one['method']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -670,14 +662,23 @@ def are_of(texts: Mapping[str, Any], prompts: Mapping[str, Any]) -> bool:
     )
 
 
+def _of_one_seed(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    over = found.get("ours_over_it")
+    ours = "" if over is None else f" (ours {percent(over['ratio'])})"
+    return f"{found['mean']:.2f}{ours}"
+
+
 def percent(ratio: float) -> str:
     """1.094: +9.4 %."""
     return f"{ratio - 1:+.1%}".replace("%", " %")
 
 
 def _more(found: Mapping[str, Any]) -> str:
-    low, high = found["ci95"]
-    return f"{percent(found['ratio'])} ({percent(low)} to {percent(high)})"
+    interval = found["ci95"]
+    spread = "" if interval is None else f" ({' to '.join(map(percent, interval))})"
+    return percent(found["ratio"]) + spread
 
 
 def _shown(cell: Mapping[str, Any]) -> str:
@@ -699,8 +700,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="prompts of each suite; left out: 80")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--clock", type=int, help="prompts of each suite that are timed")
-    parser.add_argument("--seeds", type=Path, nargs="+", default=(), metavar="OUT",
-                        help="tables of drafters that were trained with further seeds")  # fmt: skip
+    parser.add_argument("--seed-tables", type=Path, nargs="+", default=(), metavar="OUT",
+                        help="of drafters that were trained with further seeds")  # fmt: skip
     parser.add_argument("--methods", help=f"some of {', '.join(METHODS)}, by commas")
     parser.add_argument("--cell", nargs=2, metavar=("METHOD", "T"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -716,10 +717,13 @@ def main() -> None:
     if options.drafters is not None and not best_of_each(options.drafters):
         parser.error(f"--drafters {options.drafters} holds no trained drafter")
     work = Table(options)
-    for out in options.seeds:
+    tables = [options.out, *options.seed_tables]
+    if len({out.resolve() for out in tables}) < len(tables):
+        parser.error("--seed-tables: each once, and none of them --out")
+    for out in options.seed_tables:
         path = out / "prompts.json"
         if not path.exists() or read_json(path, "prompts")["suites"] != work.prompts():
-            parser.error(f"--seeds {out}: a table of the prompts of {options.out}")
+            parser.error(f"--seed-tables {out}: a table of the prompts of {options.out}")
     lacking = sorted({name for name, _ in work.cells} - set(work.drafters))
     if lacking:
         parser.error(f"--methods {', '.join(lacking)}: train them, and give --drafters")

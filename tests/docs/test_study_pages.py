@@ -1184,7 +1184,7 @@ def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
             key=lambda row: -row["mean"],
         )
         assert ", ".join(row["method"] for row in ranked) == said.replace("`unrolled`", ours)
-        assert all(row["over_next"]["ci95"][0] > 1 for row in ranked), "chance could be the reason"
+        assert all(row["over_next"]["ci95"][0] > 1 for row in ranked), "other prompts could turn it"
     assert f"in this order at both temperatures: {said}" in text
     cold = {row["method"]: row["suites"].values() for row in rows if not row["temperature"]}
     refused = {

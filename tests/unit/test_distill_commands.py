@@ -27,8 +27,9 @@ from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import distilling, trainer
 from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.config import ScheduleConfig
+from draftsmith.distill.students import weights_digest
 from draftsmith.distill.trajectories.types import Trajectory
-from draftsmith.targets.hf import HFTarget
+from draftsmith.targets.hf import HFTarget, load_target
 from mini_ende import Pair, examples, read_pairs
 
 
@@ -215,6 +216,7 @@ def test_every_kind_of_data_moves_the_weights(
     ("stored", "fast", "computes"),
     [
         (torch.bfloat16, "float32", torch.float32),
+        (torch.float16, "float32", torch.float32),
         (torch.bfloat16, "bfloat16", torch.bfloat16),
         (torch.float64, "float32", torch.float64),  # nothing is narrowed
     ],
@@ -232,18 +234,22 @@ def test_a_target_in_memory_computes_in_what_is_fast(
     AutoModelForCausalLM.from_pretrained(target, dtype=stored).save_pretrained(target)
     command = a_command(folder, capsys)
     a_collect(folder, command)(tmp_path / "store", "--samples", "1")
-    loaded, load = list[torch.dtype](), distilling.load_target
+    if stored == torch.bfloat16:  # its number format is then that of its weights
+        config = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps(config | {"dtype": None}))
+    taught, load = list[torch.dtype](), distilling.load_teacher
 
-    def recording(name: str, **options: Any) -> HFTarget:
-        made = load(name, **options)
-        loaded.append(made.dtype)
-        return made
+    def recording(name: str) -> tuple[HFTarget, str]:
+        made, digest = load(name)
+        taught.append(made.dtype)
+        assert digest == weights_digest(load_target(name).model.state_dict()), "as stored"
+        return made, digest
 
-    monkeypatch.setattr(distilling, "load_target", recording)
+    monkeypatch.setattr(distilling, "load_teacher", recording)
     monkeypatch.setattr(distilling, "precision", lambda dtype: fast)
     words = distill_words(folder, tmp_path / "out", "--store", str(tmp_path / "store"))
     command("distill", *words, "--duration", "1steps", "--laws", "teacher")
-    assert loaded == [computes]
+    assert taught == [computes]
 
 
 def test_online_and_on_policy_with_text_beside_it(

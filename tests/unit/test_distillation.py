@@ -340,10 +340,13 @@ def test_no_tensor_is_larger_than_the_budget(name: str, reading: Reading, tail: 
     assert min(seen[1]) >= all_logits, "the dense twin would have been caught"
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_logits_are_made_once_and_not_kept(frozen: bool) -> None:
+@pytest.mark.parametrize(("learns", "kept"), [(False, True), (True, True), (True, False)])
+def test_logits_are_not_kept_and_made_again_below_a_large_head_alone(
+    learns: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distillation, "LARGEST_KEPT", V * H * 8 - (not kept))
     setup, sizes, alive = Setup(), list[int](), list[weakref.ref[Tensor]]()
-    setup.weight.requires_grad_(not frozen)
+    setup.weight.requires_grad_(learns)
 
     def head(hidden: Tensor) -> Tensor:
         sizes.append(len(hidden))
@@ -356,33 +359,56 @@ def test_logits_are_made_once_and_not_kept(frozen: bool) -> None:
     places = int((setup.mask & batch.mask_ahead(1)).sum())
     assert not any(one() is not None for one in alive)
     terms.total.backward()
-    assert sum(sizes) == places + 1  # one more, to see how large the vocabulary is
+    again = 1 if kept else 2
+    assert sum(sizes) == again * places + 1  # one more, to see how large the vocabulary is
     assert max(sizes) <= 4
 
 
 @pytest.mark.parametrize("learns", ["all", "states", "head", "nothing"])
 def test_what_learns_of_a_head_of_several_weights_learns(learns: str) -> None:
-    """One weight stands twice in it, one is frozen, and the loss is scaled afterwards."""
+    """One weight stands twice in it, one is frozen, two have the same gradient, one acts on some
+    states alone; the loss is scaled afterwards."""
     setup = Setup()
-    inner = torch.randn(H, H, dtype=torch.float64, requires_grad=True)
     frozen = torch.randn(V, dtype=torch.float64)
+    inner, change, first, second, some = (
+        torch.randn(*shape, dtype=torch.float64) for shape in ((H, H), (V, H), (V,), (V,), (V, H))
+    )
 
     def head(hidden: Tensor) -> Tensor:
         bent = hidden + torch.tanh(hidden @ inner) @ inner.T
-        return setup.head(bent) + frozen
+        logits = bent @ (setup.weight + change).T + (first + second) + first.sum() + frozen
+        routed = hidden.detach()[..., :1] > 1
+        return logits + (hidden * routed) @ some.T if routed.any() else logits
 
     setup.hidden.requires_grad_(learns in ("all", "states"))
-    for weight in (setup.weight, inner):
+    weights = (setup.weight, inner, change, first, second, some)
+    for weight in weights:
         weight.requires_grad_(learns in ("all", "head"))
     batch, found = replace(setup.batch, laws=setup.top()), []
     objective = Distillation(objective="jsd", cells=4 * V)
     for compute in (objective.loss, dense(objective)):
         total = compute(setup.prediction(), batch, head).total
-        leaves = [one for one in (setup.hidden, setup.weight, inner) if one.requires_grad]
+        leaves = [one for one in (setup.hidden, *weights) if one.requires_grad]
         assert total.requires_grad == bool(leaves)
         slopes = torch.autograd.grad(3 * total, leaves) if leaves else ()
         found.append([total.detach(), *slopes])
     assert_same(*found)
+
+
+def test_a_head_that_computes_in_float32_is_differentiated_in_float32() -> None:
+    """Trainings run below autocast; a backward pass does not."""
+    setup, found = Setup(torch.float32), []
+
+    def head(hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return setup.head(hidden)
+
+    batch, objective = replace(setup.batch, laws=setup.top()), Distillation(objective="kl")
+    for compute in (objective.loss, dense(objective)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            total = compute(setup.prediction(), batch, head).total
+        found.append([*torch.autograd.grad(total, (setup.hidden, setup.weight))])
+    assert_same(*found, tolerance=1e-5)
 
 
 # --------------------------------------------------------------------------- acceptance

@@ -102,41 +102,58 @@ def test_methods_are_compared_on_the_same_prompts() -> None:
 def test_further_seeds_stand_beside_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A seed without ours has no ratio, a method without further seeds no row."""
+    """HASS is missing in one table, ours in another; what does not learn has no seeds. Two suites,
+    two temperatures, of which the second one is counted of ours alone."""
     tables = [tmp_path / f"table-{seed}" for seed in range(3)]
-    taus = [{"suffix": 2, "unrolled": 3}, {"suffix": 4, "unrolled": 5}, {"suffix": 6}]
-    kept = tmp_path / "drafters" / "unrolled-2e-3"
-    kept.mkdir(parents=True)
-    figures = {"held_out": {"acceptance": 0.5}, "tokens": 9}
-    (kept / "run.json").write_text(json.dumps({"results": figures}))
-    names = {"suffix": ("suffix", "suffix"), "unrolled": (griffin.OURS, f"unrolled:{kept}")}
+    taus = [{"suffix": 1, "hass": 2, "unrolled": 3}, {"suffix": 1, "unrolled": 5}, {"hass": 6}]
+    for kind in ("hass", "unrolled"):
+        kept = tmp_path / "drafters" / f"{kind}-2e-3"
+        kept.mkdir(parents=True)
+        figures = {"held_out": {"acceptance": 0.5}, "tokens": 9}
+        (kept / "run.json").write_text(json.dumps({"results": figures}))
+    names = {"suffix": "suffix", "hass": "HASS", "unrolled": griffin.OURS}
     for folder, found in zip(tables, taus, strict=True):
         (folder / "cells").mkdir(parents=True)
-        (folder / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [2]]}}))
-        for kind, tau in found.items():
-            method, drafter = names[kind]
-            suites = {"A": cell((3 * tau, 2 * tau), (3, 2))}
+        (folder / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [2]], "B": [[3]]}}))
+        for (kind, tau), heat in itertools.product(found.items(), (1.0, 0.0)):
+            drafter = kind if kind == "suffix" else f"{kind}:{tmp_path / 'drafters'}/{kind}-2e-3"
+            counts = ((3 * tau, 2 * tau), (3, 2)), ((3 * tau + 6, 2 * tau + 4), (3, 2))
+            suites = {suite: cell(*its) for suite, its in zip("AB", counts, strict=True)}
             content = {"drafter": drafter, "rule": "auto", "suites": suites}
-            griffin.path_of(folder, method, 0.0).write_text(json.dumps(content))
+            if not heat or kind != "suffix":
+                griffin.path_of(folder, names[kind], heat).write_text(json.dumps(content))
     monkeypatch.setattr(griffin.Table, "run", lambda self: None)
-    words = ["table.py", "--out", tables[0], "--drafters", kept.parent, "--seeds", *tables[1:]]
-    monkeypatch.setattr(sys, "argv", list(map(str, words)))
-    griffin.main()
-    printed = capsys.readouterr().out
-    assert "| 0 | unrolled (ours) | +50.0 % (+50.0 % to +50.0 %) than suffix |  |\n" in printed
-    assert "| 0 | suffix |  | +50.0 % (+50.0 % to +50.0 %) |\n" in printed
-    assert "| 0 | suffix | 2.00 (ours +50.0 %) | 4.00 (ours +25.0 %) | 6.00 |\n" in printed
-    assert "| 0 | unrolled (ours) | 3.00 | 5.00 |  |\n" in printed
-    rows = json.loads((tables[0] / "results.json").read_text())["rows"]
-    over = {row["method"]: row.get("ours_over_it") for row in rows}
-    assert over == {"suffix": {"ratio": 1.5, "ci95": [1.5, 1.5]}, griffin.OURS: None}
-    following = {row["method"]: row.get("over_next") for row in rows}
-    ahead = {"method": "suffix", "ratio": 1.5, "ci95": [1.5, 1.5]}
-    assert following == {"suffix": None, griffin.OURS: ahead}
+    words = ["table.py", "--out", tables[0], "--drafters", tmp_path / "drafters"]
+
+    def ran(*seeds: Path) -> str:
+        given = ["--seed-tables", *seeds] if seeds else []
+        monkeypatch.setattr(sys, "argv", list(map(str, [*words, *given])))
+        griffin.main()
+        return capsys.readouterr().out
+
+    assert "seed" not in ran()
+    printed = ran(*tables[1:])
+    assert printed.endswith(
+        "| T | method | more than the next one | ours more than it |\n|---:|---|---:|---:|\n"
+        "| 0 | unrolled (ours) | +33.3 % (+33.3 % to +33.3 %) than HASS |  |\n"
+        "| 0 | HASS | +50.0 % (+50.0 % to +50.0 %) than suffix | +33.3 % (+33.3 % to +33.3 %) |\n"
+        "| 0 | suffix |  | +100.0 % (+100.0 % to +100.0 %) |\n"
+        "| 1 | unrolled (ours) | +33.3 % (+33.3 % to +33.3 %) than HASS |  |\n"
+        "| 1 | HASS |  | +33.3 % (+33.3 % to +33.3 %) |\n"
+        "\n| T | method | seed 0 | seed 1 | seed 2 |\n|---:|---|---:|---:|---:|\n"
+        "| 0 | HASS | 3.00 (ours +33.3 %) |  | 7.00 |\n"
+        "| 0 | unrolled (ours) | 4.00 | 6.00 |  |\n"
+        "| 1 | HASS | 3.00 (ours +33.3 %) |  | 7.00 |\n"
+        "| 1 | unrolled (ours) | 4.00 | 6.00 |  |\n\n"
+    )
+    with pytest.raises(SystemExit, match="2"):
+        ran(tables[1], tables[1])
+    assert "--seed-tables: each once, and none of them --out" in capsys.readouterr().err
     (tables[2] / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [3]]}}))
     with pytest.raises(SystemExit, match="2"):
-        griffin.main()
-    assert f"--seeds {tables[2]}: a table of the prompts of {tables[0]}" in capsys.readouterr().err
+        ran(tables[2])
+    said = f"--seed-tables {tables[2]}: a table of the prompts of {tables[0]}"
+    assert said in capsys.readouterr().err
 
 
 def test_speeds_are_those_of_the_methods_own_drafter(tmp_path: Path) -> None:

@@ -376,7 +376,8 @@ class DraftPrediction:
     weight: float = 1.0
     """How much this step counts beside the others (EAGLE-3 and Medusa: 0.8 ** step)."""
     head: Callable[[Tensor], Tensor] | None = None
-    """What turns these states into logits; None: the drafter's own `head()`."""
+    """What turns these states into logits; None: the drafter's own `head()`. It is called on some
+    places at a time, and is differentiated there: each call computes from its weights anew."""
     narrow: NarrowHead | None = None
     """The head of a drafter with a reduced vocabulary; None: its vocabulary is whole."""
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -207,15 +207,11 @@ def training_data(
     Raises:
         InputError: it cannot be learnt from, or not by this student.
     """
-    config = tokenizer_training.text_config(options.target)
-    vocab_size = config.vocab_size
+    vocab_size = tokenizer_training.text_config(options.target).vocab_size
     if options.top_k > vocab_size:
         raise InputError(f"--top-k {options.top_k}: the target has {vocab_size} tokens")
     ends = student.target_ends() if options.laws == "states" else None
-    teacher = None
-    if options.loads_target:
-        dtype = teacher_dtype(config.dtype)
-        teacher = load_target(options.target, dtype=dtype, compile=False)
+    teacher, digest = load_teacher(options.target) if options.loads_target else (None, None)
     signals = student.learner.signals
     if not options.online:
         data = stored_data(
@@ -230,15 +226,19 @@ def training_data(
             own = TransformersBackend(VocabLimitedTarget(drawing, known))
         data = online_data(options, tokenizer, teacher, signals, draws, own, refresh)
     student.check(data)
-    digest = None if teacher is None else weights_digest(teacher.model.state_dict())
     return replace(data, teacher=digest)
 
 
-def teacher_dtype(stored: torch.dtype | None) -> Literal["auto", "float32"]:
-    """The arithmetic of a target in memory: its own, but not half precision where float32 is
-    faster (six times, on a processor with AVX2 alone)."""
-    half = stored in (torch.bfloat16, torch.float16)
-    return "float32" if half and precision("auto") == "float32" else "auto"
+def load_teacher(name: str) -> tuple[HFTarget, str]:
+    """A target in memory and the digest of its weights as they are stored. It computes in its own
+    number format, but not in half precision on a processor where float32 is faster (six times,
+    with AVX2 alone)."""
+    teacher = load_target(name, compile=False)
+    digest = weights_digest(teacher.model.state_dict())
+    half = teacher.dtype in (torch.bfloat16, torch.float16)
+    if half and teacher.device.type == "cpu" and precision("auto") == "float32":
+        teacher = load_target(name, dtype="float32", compile=False)
+    return teacher, digest
 
 
 def make_trainer(

@@ -227,7 +227,9 @@ class Drafter(nn.Module, abc.ABC):
         """Update the state with the verdict; it then stands behind the new root."""
 
     def head(self) -> Callable[[Tensor], Tensor]:
-        """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks."""
+        """Training: hidden [.., H] -> logits [.., V]. The objective calls it in chunks, and
+        differentiates each at once: a call computes from the weights, not from what was made of
+        them before."""
         raise self._untrained()
 
     @property

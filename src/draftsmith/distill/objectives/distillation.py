@@ -8,7 +8,7 @@ hidden states too.
 
 No [B, T, V] tensor exists, neither of the drafter nor of the target: heads run on some hundred or
 thousand positions at a time. Gradients of the states, and those of a head that learns itself, are
-computed while their logits are at hand: no head runs again in the backward pass.
+computed while their logits are at hand: only a very large head runs again in the backward pass.
 
 A target and a draft model with one tokenizer may have heads of different sizes, by rows of padding
 behind the tokens (Qwen2.5: 152,064 and 151,936). Whole distributions are learnt and measured over
@@ -21,7 +21,7 @@ tokens of a drafter with a vocabulary of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, get_args
@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from draftsmith.config import require
 from draftsmith.core.types import (
@@ -75,11 +76,11 @@ Nats = Callable[[Tensor], Tensor]
 """A sum over places, of their states."""
 
 
-def probe(head: Head, hidden_NH: Tensor) -> tuple[int, tuple[Tensor, ...]]:
-    """V, and the weights of the head that learn (none under `no_grad`), from the logits of the
+def probe(head: Head, hidden_NH: Tensor) -> tuple[int, int]:
+    """V, and bytes of the head's weights that learn (0 under `no_grad`), from the logits of the
     first place."""
     logits_1V = head(hidden_NH[:1].detach())
-    return logits_1V.shape[-1], tuple(_leaves(logits_1V))
+    return logits_1V.shape[-1], sum(leaf.nbytes for leaf in _leaves(logits_1V))
 
 
 def _leaves(made: Tensor) -> Iterator[Tensor]:
@@ -111,32 +112,43 @@ class _WithSlopes(torch.autograd.Function):
         return grad, *slopes, *(None for _ in slopes)
 
 
+LARGEST_KEPT = 1 << 28
+"""Bytes of a head that learns up to which its gradient is kept: one for each step of a roll-out."""
+
+
 def without_logits(
-    parts: Iterable[tuple[Nats, Tensor]], learning: Sequence[Tensor], zero: Tensor
+    parts: Iterable[tuple[Nats, Tensor]], zero: Tensor, *, learning_bytes: int
 ) -> Tensor:
     """`zero` and the sum of nats(states [N, H]) over all parts; no logits are kept for the backward
-    pass, and none are made again there.
+    pass.
 
-    Gradients of the states, and of what is `learning` beside them, are computed here: two products
-    with the head, three where it learns. The latter's are summed up over the parts, and are kept
-    until the backward pass.
+    Gradients of the states, and of the head's weights that learn, are computed here: two products
+    with the head, three where it learns. The latter's are summed up over the parts, and kept until
+    the backward pass. Larger heads run once more there instead. Hooks on a weight see its gradient
+    more than once.
     """
-    total, sums = zero, list[Tensor]()
+    total, sums = zero, dict[Tensor, Tensor]()
     for nats, hidden_NH in parts:
+        if learning_bytes > LARGEST_KEPT:
+            total = total + checkpoint(nats, hidden_NH, use_reentrant=False)
+            continue
         own_NH = hidden_NH.detach().requires_grad_(hidden_NH.requires_grad)
-        tensors = [own_NH, *learning] if own_NH.requires_grad else learning
         value = nats(own_NH)
-        if not (torch.is_grad_enabled() and tensors):
+        if not value.requires_grad:
             total = total + value
             continue
-        slopes = torch.autograd.grad(value, tensors)
+        tensors = list(_leaves(value))  # another place may use other weights
+        with torch.autocast(value.device.type, enabled=False):  # as in a backward pass
+            slopes = torch.autograd.grad(value, tensors)
         total = total + value.detach()
-        if own_NH.requires_grad:
-            total, slopes = _WithSlopes.apply(total, hidden_NH, slopes[0]), slopes[1:]
-        for summed, slope in zip(sums, slopes, strict=False):
-            summed += slope
-        sums = sums or list(slopes)
-    return _WithSlopes.apply(total, *learning, *sums) if sums else total
+        for tensor, slope in zip(tensors, slopes, strict=True):
+            if tensor is own_NH:
+                total = _WithSlopes.apply(total, hidden_NH, slope)
+            elif tensor in sums:
+                sums[tensor] += slope
+            else:  # copied, because several weights may have one gradient
+                sums[tensor] = slope.clone()
+    return _WithSlopes.apply(total, *sums, *sums.values()) if sums else total
 
 
 CACHED = 1 << 19
@@ -189,7 +201,7 @@ class CrossEntropy:
         zero = prediction.hidden_BTH[:0].sum().float()
         if not len(wanted_N):
             return LossTerms(total=zero, weight=weight)
-        vocab, learning = probe(head, hidden_NH)
+        vocab, learning_bytes = probe(head, hidden_NH)
         chunk = POSITIONS
         if hidden_NH.device.type == "cpu":
             chunk = places_at_once(vocab, hidden_NH.shape[-1], hidden_NH.device)
@@ -197,7 +209,8 @@ class CrossEntropy:
             (partial(_summed, head, wanted), hidden)
             for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True)
         )
-        return LossTerms(total=without_logits(parts, learning, zero), weight=weight)
+        total = without_logits(parts, zero, learning_bytes=learning_bytes)
+        return LossTerms(total=total, weight=weight)
 
 
 def _summed(head: Head, wanted_N: Tensor, hidden_NH: Tensor) -> Tensor:
@@ -413,7 +426,7 @@ class Distillation(DivergenceConfig):
         draws = self.pools and self.reading in div.DRAWING
         taught = gather(prediction, batch, taught_BT, draws=draws)
         plain = gather(prediction, batch, plain_BT)
-        vocab, learning = probe(head, prediction.hidden_BTH[0])
+        vocab, learning_bytes = probe(head, prediction.hidden_BTH[0])
         check_laws(taught, vocab)
         rewards = self.rewards
         if rewards is None and self.pools:
@@ -444,7 +457,8 @@ class Distillation(DivergenceConfig):
             for part in places.split(self.cells, vocab)
         )
         # A zero that depends on the hidden states keeps backward legal when nothing is counted.
-        total = without_logits(parts, learning, wide(prediction.hidden_BTH[:0].sum()))
+        zero = wide(prediction.hidden_BTH[:0].sum())
+        total = without_logits(parts, zero, learning_bytes=learning_bytes)
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
