@@ -165,7 +165,7 @@ def test_guides_open_with_a_command(name: str) -> None:
     assert "After reading this page you" in " ".join(opening.split())
 
 
-@pytest.mark.parametrize("page", (ROOT / "docs").rglob("*.md"), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md")], ids=lambda page: page.name)
 def test_every_page_has_a_command_or_an_example(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     found = re.search(

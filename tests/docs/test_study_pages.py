@@ -1177,7 +1177,7 @@ def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
         f"`unrolled` has {cold:.1%} more tokens per step than GRIFFIN at T = 0 "
         f"({low:.1%} to {high:.1%}) and {warm:.1%} more at T = 1 ({lowest:.1%} to {highest:.1%})"
     ).replace("%", " %") in text
-    said = "`unrolled`, FSPAD, HASS, GRIFFIN, EAGLE-2"
+    said = "`unrolled`, FSPAD, HASS, GRIFFIN, EAGLE-2, Medusa"
     for heat in (0, 1):
         ranked = sorted(
             (row for row in rows if row["temperature"] == heat and row["trained_tokens"]),
@@ -1186,12 +1186,14 @@ def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
         assert ", ".join(row["method"] for row in ranked) == said.replace("`unrolled`", ours)
         assert all(row["over_next"]["ci95"][0] > 1 for row in ranked), "other prompts could turn it"
     assert f"in this order at both temperatures: {said}" in text
-    cold = {row["method"]: row["suites"].values() for row in rows if not row["temperature"]}
-    refused = {
-        name: [sum(suite["refused"][depth] for suite in suites) / 3 for depth in (0, 4)]
-        for name, suites in cold.items()
-    }
     drifting, steady = ("FSPAD", "EAGLE-2"), ("HASS", "GRIFFIN", ours)
+    refused = {
+        row["method"]: [
+            mean(suite["refused"][at] for suite in row["suites"].values()) for at in (0, 4)
+        ]
+        for row in rows
+        if row["temperature"] == 0 and row["method"] in drifting + steady
+    }
     for one, other in itertools.product(drifting, steady):
         assert refused[one][0] < refused[other][0] and refused[one][1] > refused[other][1]
     assert all(refused[name][1] <= refused[name][0] + 0.005 for name in steady)
