@@ -44,6 +44,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -464,8 +465,7 @@ def of_seed(out: Path, method: str, temperature: float) -> dict[str, Any] | None
     if not path.exists():
         return None
     cell = read_json(path, "cell")
-    taus = [Decoded.from_json(found).tau for found in cell["suites"].values()]
-    said: dict[str, Any] = {"mean": round(sum(taus) / len(taus), 4)}
+    said: dict[str, Any] = {"mean": round(mean_of(cell), 4)}
     ours = path_of(out, OURS, temperature)
     if method != OURS and ours.exists():
         said["ours_over_it"] = ratio(read_json(ours, "cell"), cell)
@@ -503,7 +503,7 @@ def row(
 ) -> dict[str, Any]:
     """One cell as a row of results.json: tau with its 95 % interval over prompts, by suite, and the
     mean of suites; its speeds, and of which drafts."""
-    suites, means = {}, []
+    suites = {}
     for suite, found in content["suites"].items():
         decoded = Decoded.from_json(found)
         interval = bootstrap_ratio(decoded.tokens, decoded.steps)
@@ -513,7 +513,6 @@ def row(
             **decoded.around_loops,
             "refused": refused(decoded),
         }
-        means.append(decoded.tau)
     return {
         "method": method,
         "temperature": temperature,
@@ -521,10 +520,15 @@ def row(
         "trained_tokens": trained_tokens(content["drafter"]),
         "rule": content["rule"],
         "suites": suites,
-        "mean": round(sum(means) / len(means), 4),
+        "mean": round(mean_of(content), 4),
         "speed": dict(speed),
         "drafts": drafts,
     }
+
+
+def mean_of(content: Mapping[str, Any]) -> float:
+    """Tokens per step of a cell: the mean of its suites."""
+    return mean(Decoded.from_json(found).tau for found in content["suites"].values())
 
 
 def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -547,9 +551,8 @@ def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         return np.asarray(total[0] / total[1])
 
     interval = bootstrap(count, ratios)
-    mine, theirs = (sum(pair[each].tau for pair in pairs) for each in (0, 1))
     return {
-        "ratio": round(mine / theirs, 4),
+        "ratio": round(mean_of(one) / mean_of(other), 4),
         "ci95": None if interval is None else [round(end, 4) for end in interval],
     }
 
