@@ -558,9 +558,13 @@ def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_tokens(drafter: str) -> int | None:
-    """How many tokens a drafter has learnt from, as its training says; None: it does not learn."""
+    """How many tokens a drafter has learnt from, as its training says, with those of the trainings
+    that it went on from, where they are known; None: it does not learn."""
     run = Path(drafter.rpartition(":")[2]) / "run.json"
-    return int(read_json(run, "run")["results"]["tokens"]) if run.exists() else None
+    if not run.exists():
+        return None
+    results = read_json(run, "run")["results"]
+    return int(results["tokens"]) + int(results.get("tokens_before") or 0)
 
 
 def refused(decoded: Decoded) -> list[float]:

@@ -1249,6 +1249,16 @@ def test_cards_of_drafters_say_what_equal_data_showed() -> None:
     assert f"`unrolled` {more(ours, 'GRIFFIN').replace(' at T = 0', '')} (" in griffin
     cold, warm = more("FSPAD", "HASS").split(" at T = 0 and ")
     assert f"{cold} more tokens per step than [HASS](hass.md) at T = 0 and {warm} more" in fspad
+    toys = [
+        (ROOT / f"benchmarks/results/drafters-{model}.md").read_text(encoding="utf-8")
+        for model in MODELS
+    ]
+    code, translation = (
+        float(re.findall(r"\| GRIFFIN / HASS \| all shapes[^|]*\| ([\d.]+) ", text)[0]) - 1
+        for text in toys
+    )
+    assert abs(code) < 0.02
+    assert f"level with HASS on code, and {100 * translation:.0f} % ahead on translation" in griffin
     assert f"ahead of it, by {more(ours, 'FSPAD').replace(' at T = 0', '')} (" in fspad
     refused = {
         (row["method"], row["temperature"], at): mean(
@@ -1317,6 +1327,33 @@ def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[s
     text = DRAFTERS.read_text(encoding="utf-8")
     found = text.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
     assert found.splitlines() == list(lines) != []
+
+
+def test_the_tokens_of_the_shipped_layers_are_those_of_their_trainings() -> None:
+    """`unrolled` began as HASS: what both have learnt adds up, in record, block and card."""
+    models = ROOT / "models/smollm2"
+    hass, ours = (
+        json.loads((models / name / "run.json").read_text(encoding="utf-8"))["results"]
+        for name in ("hass", "unrolled")
+    )
+    assert ours["tokens_before"] == hass["tokens"]
+    for row in result("griffin-shipped")["rows"]:
+        if row["method"] in ("HASS", griffin_table.OURS):
+            folder = f"{row['drafter']}:{models / row['drafter']}"
+            assert row["trained_tokens"] == griffin_table.trained_tokens(folder)
+    said_of = {
+        name: f"{one / 1e6:.1f}"
+        for name, one in (
+            ("first", hass["tokens"]),
+            ("then", ours["tokens"]),
+            ("all", hass["tokens"] + ours["tokens"]),
+        )
+    }
+    card = said("models/smollm2/unrolled/README.md")
+    assert f"behind its {said_of['first']} million tokens, and learnt {said_of['then']}" in card
+    assert f"| this layer | {said_of['all']} M |" in card
+    page = said("docs/feature-drafters.md")
+    assert f"{said_of['first']} million tokens, by {said_of['then']} million" in page
 
 
 def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:

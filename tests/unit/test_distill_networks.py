@@ -13,6 +13,7 @@ from tests.tiny_models import FAMILIES
 from transformers import AutoTokenizer
 
 from draftsmith.commands.distill import DistillOptions
+from draftsmith.distill.distilling import tokens_before
 from draftsmith.distill.students import NetworkStudent
 
 KINDS = ("eagle", "eagle3", "fspad", "griffin", "hass", "medusa", "p_eagle", "parallel", "unrolled")
@@ -109,11 +110,23 @@ def test_training_goes_on_from_a_folder(folder: Path, tmp_path: Path, command: C
     store = store_for("griffin", folder, command)
     distil(command, "griffin", tmp_path / "first", "--store", str(store))
     distil(command, str(tmp_path / "first"), tmp_path / "second", "--store", str(store))
-    before, after = (
+    again = f"griffin:{tmp_path / 'second'}"
+    distil(command, again, tmp_path / "third", "--store", str(store), "--duration", "2steps")
+    before, after, last = (
         json.loads((tmp_path / name / "run.json").read_text())["results"]
-        for name in ("first", "second")
+        for name in ("first", "second", "third")
     )
     assert after["held_out_before"] == pytest.approx(before["held_out"], rel=1e-5)
+    assert last["tokens"] < before["tokens"] == after["tokens"]
+    learnt = [one["tokens_before"] for one in (before, after, last)]
+    assert learnt == [0, before["tokens"], before["tokens"] + after["tokens"]]
+
+
+def test_what_weights_had_learnt_is_known_by_their_folder_alone(tmp_path: Path) -> None:
+    assert tokens_before("hass") == 0, "new weights"
+    assert tokens_before(str(tmp_path)) is None and tokens_before(f"hass:{tmp_path}") is None
+    (tmp_path / "run.json").write_text(json.dumps({"results": {"tokens": 7}}))
+    assert tokens_before(f"hass:{tmp_path}") == 7, "of a version that did not write what was before"
 
 
 def test_what_costs_otherwise_is_the_same_run(folder: Path) -> None:

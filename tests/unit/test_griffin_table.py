@@ -87,6 +87,15 @@ def test_a_row_divides_sums_and_counts_refusals_by_depth(tmp_path: Path) -> None
     assert griffin.trained_tokens("suffix") is None
 
 
+@pytest.mark.parametrize(("before", "all_of_them"), [(5, 12), (0, 7), (None, 7)])
+def test_tokens_of_earlier_trainings_count_where_they_are_known(
+    before: int | None, all_of_them: int, tmp_path: Path
+) -> None:
+    results = {"tokens": 7, "tokens_before": before}
+    (tmp_path / "run.json").write_text(json.dumps({"results": results}))
+    assert griffin.trained_tokens(f"unrolled:{tmp_path}") == all_of_them
+
+
 def test_methods_are_compared_on_the_same_prompts() -> None:
     """Means of suites: (2 + 4) over (1.5 + 2). Prompts of unequal weight, all 4/3 or 2 times."""
     one = {"suites": {"A": cell((6, 40), (3, 20)), "B": cell((8, 16), (2, 4))}}

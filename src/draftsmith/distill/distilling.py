@@ -10,6 +10,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -27,9 +28,10 @@ from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.distill.students import Student, open_student, weights_digest
 from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.collect import TransformersBackend
+from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
-from draftsmith.provenance import Run, portable_text
+from draftsmith.provenance import Run, portable_text, recorded
 from draftsmith.targets.base import VocabLimitedTarget
 from draftsmith.targets.hf import HFTarget, load_target
 
@@ -65,6 +67,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     Raises:
         InputError: the stores, the student or a checkpoint cannot be used.
     """
+    known = tokens_before(options.drafter)
     student, data, trainer = prepare(options)
     accelerator = trainer.accelerator
     figure, before, where = student.figure, trainer.evaluate(), measured_on(options)
@@ -88,6 +91,7 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
         "seed": options.seed,
         "target": portable_text(options.target),
         **report.results(),
+        "tokens_before": known,
         "alpha": _acceptance(after),
         "alpha_before": _acceptance(before),
         "alpha_is_lower_bound": options.reads_logprobs and measured_k is not None,
@@ -174,6 +178,17 @@ def time_step(options: DistillConfig, steps: int = 3) -> float:
         return (perf_counter() - began) / steps
     finally:
         close(data.source)
+
+
+def tokens_before(drafter: str) -> int | None:
+    """How many tokens the weights that a training begins with have learnt from, by the run.json of
+    their folder: in its training and in those before it. 0: new weights; None: nothing says."""
+    kind, source = drafter_parts(drafter)
+    if source is None and kind in kinds():
+        return 0
+    path = Path(source or drafter, "run.json")
+    own, before = (recorded(path, "results", name) for name in ("tokens", "tokens_before"))
+    return None if own is None else int(own) + int(before or 0)
 
 
 _NAMED = ("objective", "teacher_temperature", "tail")
