@@ -87,13 +87,15 @@ from smollm2.train import keep_options
 
 ROOT = Path(__file__).resolve().parents[2]
 TUNING = 4
-"""The last prompts of each suite, which `tune` chooses by."""
+"""The last of the usual prompts of each suite, which `tune` chooses by."""
+USUAL = 80
+"""Prompts of each suite."""
 SUITES = {
-    "MT-bench": ("mt_bench/question.jsonl", 80),
-    "HumanEval": ("humaneval/HumanEval.jsonl.gz", 80),
-    "GSM8K": ("gsm8k/test.jsonl.xz", 80),
+    "MT-bench": ("mt_bench/question.jsonl", USUAL),
+    "HumanEval": ("humaneval/HumanEval.jsonl.gz", 164),
+    "GSM8K": ("gsm8k/test.jsonl.xz", USUAL),
 }
-"""File, and how many of its prompts."""
+"""File, and how many of its prompts at most: all of MT-bench and of HumanEval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,7 @@ class Table:
         plain = DecodeOptions(max_new_tokens=options.max_new_tokens)
         suites: dict[str, list[list[int]]] = {}
         for suite, (file, most) in SUITES.items():
-            limit = min(most, options.limit or most)
+            limit = min(most, options.limit or USUAL)
             asked = load_prompts(options.data / "prompts" / file, limit=limit)
             first = [list(prompt.token_ids(target.tokenizer)) for prompt in asked]
             suites[suite] = list(first)
@@ -350,8 +352,8 @@ class Table:
             folder, prompts = self.options.data / "prompts", self.out / "tuning.jsonl"
             asked = [
                 one_turn(prompt)
-                for file, most in SUITES.values()
-                for prompt in load_prompts(folder / file, limit=most)[-TUNING:]
+                for file, _ in SUITES.values()
+                for prompt in load_prompts(folder / file, limit=USUAL)[-TUNING:]
             ]
             write_text_atomic(prompts, "".join(json.dumps(one) + "\n" for one in asked))
             words = ["--suite", str(prompts), "--limit", str(len(asked))]
@@ -704,7 +706,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch-size", type=int, default=40, help="texts of a cell at once")
     parser.add_argument("--at-once", type=int, default=1, help="cells side by side")
-    parser.add_argument("--limit", type=int, help="prompts of each suite; left out: 80")
+    parser.add_argument("--limit", type=int,
+                        help=f"prompts of each suite; left out: {USUAL}; 164: all of HumanEval and "
+                        f"{USUAL} of the others")  # fmt: skip
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--clock", type=int, help="prompts of each suite that are timed")
     parser.add_argument("--seed-tables", type=Path, nargs="+", default=(), metavar="OUT",
@@ -719,8 +723,8 @@ def main() -> None:
         value = vars(options)[name]
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if options.clock is not None and options.clock > min(n for _, n in SUITES.values()) - TUNING:
-        parser.error(f"--clock {options.clock}: the last {TUNING} of a suite are to tune by")
+    if options.clock is not None and options.clock > USUAL - TUNING:
+        parser.error(f"--clock {options.clock}: the last {TUNING} of {USUAL} are to tune by")
     if options.drafters is not None and not best_of_each(options.drafters):
         parser.error(f"--drafters {options.drafters} holds no trained drafter")
     work = Table(options)

@@ -289,6 +289,31 @@ def test_cells_of_other_options_or_drafters_are_not_mixed(tmp_path: Path) -> Non
         table(limit=None)
 
 
+@pytest.mark.parametrize(
+    ("limit", "sizes"), [(None, [80, 80, 80]), (3, [3, 3, 3]), (164, [80, 164, 80])]
+)
+def test_all_of_humaneval_is_counted_where_its_size_is_asked_for(
+    limit: int | None, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files as they are, but for the questions. What an OUT has made is kept as it is."""
+    save_pair(tmp_path)
+    loaded = load_target(tmp_path / "target")
+    monkeypatch.setattr(griffin.Table, "target", lambda self: loaded)
+    there = {"question.jsonl": 80, "HumanEval.jsonl.gz": 164, "test.jsonl.xz": 1319}
+
+    def load(path: Path, limit: int) -> list[Prompt]:
+        return [Prompt(id=str(i), text="add") for i in range(min(limit, there[path.name]))]
+
+    monkeypatch.setattr(griffin, "load_prompts", load)
+    options = {"out": tmp_path / "out", "target": "x", "data": tmp_path, "limit": limit}
+    options |= {"device": "cpu", "max_new_tokens": 8, "drafters": None, "methods": None}
+    work = griffin.Table(argparse.Namespace(**options, batch_size=4))
+    assert [len(its) for its in work.prompts().values()] == sizes
+    made = {"MT-bench": [[1]], "HumanEval": [[2]] * 80, "GSM8K": [[3]]}  # by an earlier version
+    (tmp_path / "out" / "prompts.json").write_text(json.dumps({"suites": made}))
+    assert work.prompts() == made
+
+
 def test_every_method_names_a_drafter_that_train_makes_or_none() -> None:
     from draftsmith.drafters.config import cascade_parts, drafter_parts, kinds
 
@@ -306,7 +331,7 @@ def test_every_method_names_a_drafter_that_train_makes_or_none() -> None:
         (["--at-once", "0"], "--at-once must be at least 1, got 0"),
         (["--drafters", "nowhere"], "--drafters nowhere holds no trained drafter"),
         (["--methods", "PLD,Nope"], "--methods Nope: they are PLD"),
-        (["--clock", "77"], "--clock 77: the last 4 of a suite are to tune by"),
+        (["--clock", "77"], "--clock 77: the last 4 of 80 are to tune by"),
         (["--methods", "HASS"], "--methods HASS: train them"),
     ],
 )
