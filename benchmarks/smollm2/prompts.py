@@ -23,7 +23,7 @@ import lzma
 import random
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,22 @@ def functions() -> Iterator[str]:
                     yield f"Complete the following Python function.\n\n```python\n{text}\n```"
 
 
+def without_overlap(
+    texts: Mapping[str, Iterable[str]], data: Path
+) -> tuple[list[dict[str, str]], int]:
+    """Lines of a prompt file from texts by source, each once, but for those that share a run of
+    words with what drafters are judged by; and how many these were."""
+    judged = {run for text in evaluation_texts(data) for run in runs(text)}
+    rows, shared = [], 0
+    for source, some in texts.items():
+        for number, text in enumerate(dict.fromkeys(some)):
+            if not judged.isdisjoint(runs(text)):
+                shared += 1
+            elif text:
+                rows.append({"id": f"{source}-{number}", "question": text, "tag": source})
+    return rows, shared
+
+
 def own_turns(target: str, count: int, batch: int, seed: int) -> Iterator[str]:
     """Turns of a user as the model imagines them, each sampled once at temperature 1."""
     # on a GPU rows end one by one: few forwards are alike enough for a CUDA graph
@@ -159,14 +175,7 @@ def main() -> None:
         "functions": draw.sample(code, min(options.functions, len(code))),
         "own": list(own_turns(options.target, options.own, options.batch, options.seed)),
     }
-    judged = {run for text in evaluation_texts(options.data) for run in runs(text)}
-    rows, shared = [], 0
-    for source, some in texts.items():
-        for number, text in enumerate(dict.fromkeys(some)):
-            if not judged.isdisjoint(runs(text)):
-                shared += 1
-            elif text:
-                rows.append({"id": f"{source}-{number}", "question": text, "tag": source})
+    rows, shared = without_overlap(texts, options.data)
     draw.shuffle(rows)
     write_text_atomic(options.out, "".join(json.dumps(row) + "\n" for row in rows))
     print(f"{len(rows)} prompts in {options.out}; {shared} left out: evaluations hold their words")
