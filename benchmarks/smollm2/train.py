@@ -62,6 +62,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "unrolled": WEIGHTS,
 }
 """What each kind is trained with, beside what all are."""
+VOCABULARY = ("--drafter-option", "draft_vocab=8192")
+"""What drafters over hidden states begin with."""
 DEPTHS = range(1, 6)
 """Depths of the chains in the table, however long a kind's own are."""
 SHIPPED = "hass,griffin,eagle,fspad"
@@ -102,6 +104,29 @@ def divide(
             process = members[number % len(members)]
             asked[process].append({**row, "id": f"{row['id']}-t{heat:g}"})
     return asked
+
+
+def texts(heat: float, options: argparse.Namespace) -> list[str]:
+    """Options of `collect`: answers at this temperature, and what is kept of them."""
+    return [
+        *("--samples", str(options.samples), "--temperatures", f"{heat:g}"),
+        *("--features", "last", "--top-k", "20", "--shard-size", "512"),
+        *("--batch-size", str(options.batch_size)),
+        *("--max-new-tokens", str(options.max_new_tokens)),
+    ]
+
+
+def lessons(kind: str, rate: str, options: argparse.Namespace) -> list[str]:
+    """Options of `distill` with which a drafter of this kind learns."""
+    return [
+        *KINDS[kind],
+        *("--duration", f"{options.steps}steps", "--block-length", "512"),
+        *("--batch-tokens", str(options.batch_tokens), "--learning-rate", rate),
+        *("--warmup", str(min(50, max(1, options.steps // 10)))),
+        *("--schedule", "stable", "--decay-share", "0.35", "--min-learning-rate", "1e-5"),
+        *("--hold-out", str(options.hold_out), "--eval-every", "100000"),  # at the end only
+        *("--seed", str(options.seed)),
+    ]
 
 
 def keep_options(out: Path, options: argparse.Namespace, names: Sequence[str]) -> None:
@@ -194,11 +219,7 @@ class Work:
             words += ["--device", options.device]
             words += ["--prompts", str(self.out / f"asked-{process}.jsonl"), "--out", str(store)]
             seed = process + options.seed * options.processes
-            words += ["--samples", str(options.samples)]
-            words += ["--temperatures", f"{heat:g}", "--seed", str(seed)]
-            words += ["--features", "last", "--top-k", "20", "--shard-size", "512"]
-            words += ["--batch-size", str(options.batch_size)]
-            words += ["--max-new-tokens", str(options.max_new_tokens)]
+            words += ["--seed", str(seed), *texts(heat, options)]
             if options.device != "cpu":  # there the engine reads the file's own format
                 words += ["--dtype", "bfloat16", "--no-compile"]  # few forwards are alike
             if not (store / "run.json").exists():
@@ -212,15 +233,9 @@ class Work:
             words = ["-m", "draftsmith", "distill", "--target", options.target]
             words += ["--drafter", str(self.draft_model()) if name == "sps" else name]
             if not begun and kind != "sps":
-                words += ["--drafter-option", "draft_vocab=8192"]
-            words += [*KINDS[kind], "--store", *map(str, self.stores), "--out", str(folder)]
-            words += ["--duration", f"{options.steps}steps", "--block-length", "512"]
-            words += ["--batch-tokens", str(options.batch_tokens), "--learning-rate", rate]
-            words += ["--warmup", str(min(50, max(1, options.steps // 10)))]
-            words += ["--schedule", "stable", "--decay-share", "0.35"]
-            words += ["--min-learning-rate", "1e-5", "--hold-out", str(options.hold_out)]
-            words += ["--eval-every", "100000"]  # at the end only
-            words += ["--seed", str(options.seed)]
+                words += VOCABULARY
+            words += ["--store", *map(str, self.stores), "--out", str(folder)]
+            words += lessons(kind, rate, options)
             if not (folder / "run.json").exists():
                 commands[folder.name] = words
         self.at_once("distill", commands)
