@@ -657,7 +657,8 @@ def shown_flags(flags: str | None) -> str:
     """--draft-length auto --draft-tree 4,2: length auto, tree 4,2."""
     if flags == "":
         return "its own tree"
-    return ", ".join(part.strip() for part in (flags or "").split("--draft-") if part)
+    words = (flags or "").replace("--drafter-option", "--draft-")
+    return ", ".join(part.strip() for part in words.split("--draft-") if part)
 
 
 def are_of(texts: Mapping[str, Any], prompts: Mapping[str, Any]) -> bool:

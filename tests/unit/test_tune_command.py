@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.robustness.test_command_line import Command, refused
@@ -36,6 +36,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig
+from draftsmith.drafters.hidden.drafter import FeatureDrafter
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.drafters.suffix import Suffix
@@ -389,6 +390,44 @@ def test_above_temperature_0_chains_are_tried_in_both_ways_unless_one_was_asked_
     reads_text._vocabularies = None  # as with another tokenizer: it drafts in one way
     (alone,) = candidates_of(["x"], [dataclasses.replace(model, drafter=reads_text)], plain, 4, 0.7)
     assert alone.words == "" and alone.flags == ()
+
+
+def test_draws_that_a_drafter_cuts_are_also_tried_whole() -> None:
+    """The layer draws two tokens: longer chains of its own are the same, and are not tried."""
+
+    class Layer:
+        longest = None
+        takes_trees = False
+        default_shape = TreeShape.chain(6)
+
+        def __init__(self, **options: Any) -> None:
+            self.config = FeatureDrafter.Config(**options)
+
+    def found(temperature: float, *given: str, **options: Any) -> list[Any]:
+        arm = Arm(name="x", drafter=cast(Any, Layer(draw_length=2, **options)))
+        asked = DraftingConfig(drafter_option=given)
+        return list(candidates_of(["x"], [arm], asked, 4, temperature))
+
+    own, other, whole = found(0.7, proposal="sampled")
+    assert [one.words for one in (own, other, whole)] == ["", ", top tokens", ", draw_length=0"]
+    assert own.lengths == (1, 2) and other.lengths == whole.lengths == (1, 2, 4)
+    assert whole.flags == ("--drafter-option", "draw_length=0")
+    assert [one.chain.drafter.config.draw_length for one in (own, other, whole)] == [2, 2, 0]
+    assert whole.chain.drafter.config.proposal == "sampled"
+    assert len({one.chain.name for one in (own, other, whole)}) == 3, "each has costs of its own"
+
+    own, drawn, whole = found(0.7)
+    assert (own.words, own.lengths) == ("", (1, 2, 4)), "top tokens are not cut"
+    assert (drawn.lengths, whole.lengths) == ((1, 2), (1, 2, 4))
+    assert whole.words == ", drawn, draw_length=0"
+    assert whole.flags == ("--draft-proposal", "sampled", "--drafter-option", "draw_length=0")
+    assert whole.chain.drafter.config.proposal == "sampled"
+
+    (greedy,) = found(0.0, proposal="sampled")
+    assert greedy.lengths == (1, 2, 4), "greedy texts know no draws"
+    said = found(0.7, "draw_length=2", proposal="sampled")
+    assert [one.words for one in said] == ["", ", top tokens"]
+    assert said[0].lengths == (1, 2)
 
 
 def test_texts_that_end_in_the_step_of_their_prompt_are_no_evidence(

@@ -301,6 +301,8 @@ class CandidateDrafter:
     trees: tuple[CandidateShape, ...]
     words: str = ""
     """As those of a `CandidateShape`."""
+    draw_length: int = 0
+    """The drafter cuts longer chains by itself; 0: it does not."""
 
     @property
     def way(self) -> str:
@@ -309,7 +311,8 @@ class CandidateDrafter:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return doubling(self.chain.used_shape.depth)
+        depth = self.chain.used_shape.depth
+        return doubling(min(depth, self.draw_length or depth))
 
     @property
     def graded(self) -> tuple[Arm, ...]:
@@ -353,38 +356,63 @@ def candidates_of(
     temperature: float,
 ) -> tuple[CandidateDrafter, ...]:
     """Give each drafter chains of at most `longest` tokens, and its trees; and, where it draws and
-    nobody said how, chains that are drawn in the other way."""
+    nobody said how, chains that are drawn in the other way; and, where its draws have a length of
+    their own that nobody gave, chains of draws that it does not cut."""
     candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
         proposal = options.draft_proposal if proposal_of(arm.drafter) else None
         chain = replace(arm, shape=TreeShape.chain(depth))
-        candidates.append(
+        own = option_keys(options.assignments(name, alone=len(names) == 1))
+        ways = [_Way(arm=chain, flags=_proposal_flags(proposal))]
+        other = OTHER_WAY.get(proposal_of(arm.drafter) or "")
+        if temperature > 0 and other is not None and proposal is None and "proposal" not in own:
+            ways.append(ways[0].changed(other[1], _proposal_flags(other[0]), proposal=other[0]))
+        if temperature > 0 and "draw_length" not in own:
+            ways += [
+                way.changed(", draw_length=0", ("--drafter-option", "draw_length=0"), draw_length=0)
+                for way in ways
+                if way.draw_length
+            ]
+        trees = _trees(name, arm, proposal) if arm.drafter.takes_trees else ()
+        candidates += [
             CandidateDrafter(
                 name=name,
-                chain=chain,
-                flags=_proposal_flags(proposal),
-                trees=_trees(name, arm, proposal) if arm.drafter.takes_trees else (),
+                chain=way.arm,
+                flags=way.flags,
+                trees=() if number else trees,
+                words=way.words,
+                draw_length=way.draw_length if temperature > 0 else 0,
             )
-        )
-        own = options.assignments(name, alone=len(names) == 1)
-        said = proposal is not None or "proposal" in option_keys(own)
-        other = OTHER_WAY.get(proposal_of(arm.drafter) or "")
-        if other is not None and temperature > 0 and not said:
-            way, words = other
-            drawn = replace(_twin(chain, way), name=f"{arm.name}{words}")
-            candidates.append(
-                CandidateDrafter(
-                    name=name, chain=drawn, flags=_proposal_flags(way), trees=(), words=words
-                )
-            )
+            for number, way in enumerate(ways)
+        ]
     return tuple(candidates)
 
 
-def _twin(arm: Arm, proposal: str) -> Arm:
-    """The arm with a drafter that chooses children in another way and shares its weights."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    """How a drafter chooses the tokens of its chains."""
+
+    arm: Arm
+    flags: tuple[str, ...]
+    words: str = ""
+
+    @property
+    def draw_length(self) -> int:
+        """Above temperature 0, that of a `CandidateDrafter`."""
+        drawn = proposal_of(self.arm.drafter) not in (None, "greedy")
+        return getattr(self.arm.drafter.config, "draw_length", 0) if drawn else 0
+
+    def changed(self, words: str, flags: tuple[str, ...], **options: object) -> _Way:
+        """Return the same with other options of the drafter; its costs are its own."""
+        arm = replace(_twin(self.arm, **options), name=f"{self.arm.name}{words}")
+        return _Way(arm=arm, flags=(*self.flags, *flags), words=f"{self.words}{words}")
+
+
+def _twin(arm: Arm, **options: object) -> Arm:
+    """The arm with a drafter that has other options and shares its weights."""
     drafter = copy.copy(arm.drafter)
-    drafter.config = replace(arm.drafter.config, proposal=proposal)
+    drafter.config = replace(arm.drafter.config, **options)
     return replace(arm, drafter=drafter)
 
 
@@ -392,7 +420,7 @@ def _trees(name: str, arm: Arm, proposal: str | None) -> tuple[CandidateShape, .
     """Return trees, drawn in the way that is best verified unless the user chose one."""
     if proposal is None and proposal_of(arm.drafter):
         proposal = "without_replacement"
-        arm = _twin(arm, proposal)
+        arm = _twin(arm, proposal=proposal)
     chosen = _proposal_flags(proposal)
     trees: list[tuple[str, TreeShape, tuple[str, ...]]] = []
     for text in TREES:
