@@ -4,8 +4,8 @@
         --limit 12 --out runs/smollm2
 
 One `draftsmith bench` per suite; then a table by suite and temperature in OUT/table.md: speed over
-plain decoding, tokens per step without the prefill step, those outside of repetition loops, and the
-share of tokens in loops.
+plain decoding, all / outside of repetition loops, tokens per step without the prefill step, again
+all / outside of loops, and the share of tokens in loops.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SAME = ("weights", "drafter", "temperature", "suite")
 """What a row of a record is of."""
 RECORDED = (
     *("temperature", "prompts", "tokens", "speedup", "speedup_ci95"),
+    *("speedup_outside_loops", "speedup_outside_loops_ci95"),
     *("decode_tokens_per_step", "decode_tokens_per_step_outside_loops", "loop_share"),
 )
 
@@ -51,10 +52,12 @@ def bench(suite: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]
 
 
 def cell(row: dict[str, Any]) -> str:
-    """Speed over plain decoding with its interval, which one prompt does not give; tokens per step,
-    and outside of loops; the share of tokens in loops."""
-    interval = row["speedup_ci95"]
+    """Speed over plain decoding with its interval, which one prompt does not give, and outside of
+    loops; tokens per step, and outside of loops; the share of tokens in loops."""
+    interval, outside = row["speedup_ci95"], row["speedup_outside_loops"]
     spread = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
+    if outside is not None:
+        spread += f" / {outside:.2f}"
     steps = [row["decode_tokens_per_step"], row["decode_tokens_per_step_outside_loops"]]
     each = " / ".join("-" if one is None else f"{one:.2f}" for one in steps)
     looped = "" if row["loop_share"] is None else f", {row['loop_share']:.0%} in loops"
@@ -75,7 +78,11 @@ def table(summaries: dict[str, dict[str, Any]]) -> str:
     for (name, temperature), by_suite in rows.items():
         mean = sum(row["speedup"] for row in by_suite.values()) / len(by_suite)
         cells = " | ".join(cell(by_suite[suite]) for suite in summaries)
-        lines.append(f"| {name} | {temperature:g} | {cells} | {mean:.2f} |")
+        outside = [row["speedup_outside_loops"] for row in by_suite.values()]
+        both = f"{mean:.2f}"
+        if None not in outside:
+            both += f" / {sum(outside) / len(outside):.2f}"
+        lines.append(f"| {name} | {temperature:g} | {cells} | {both} |")
     return "\n".join(lines) + "\n"
 
 

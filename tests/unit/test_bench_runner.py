@@ -141,6 +141,12 @@ def test_records_say_what_lies_in_loops_and_what_was_drafted_outside(
             StepCounts(steps=outside, tokens=outside, accepted=0, offered=0)
         }
         found.append(looped.any())
+        for record in mine:
+            if record.outside_loops is not None:
+                seconds = record.seconds_outside_loops
+                assert seconds is not None and 0 < seconds <= record.decode_seconds
+                if looped[1:].any():
+                    assert seconds < record.decode_seconds
     assert any(found)
 
 

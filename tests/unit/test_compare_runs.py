@@ -271,6 +271,7 @@ def test_wrong_values_are_refused_with_the_file(
         ({"by_origin": {"0": 21}}, "by_origin adds up to 21"),
         ({"by_origin": {"0": 21, "1": -1}}, "by_origin.1 must be"),
         ({"outside_loops": {"steps": 1, "tokens": 2, "accepted": 3, "offered": 4}}, "outside_loop"),
+        ({"seconds_outside_loops": 99.0}, "seconds_outside_loops is 99.0, above decode_seconds"),
         ({"divergence": {"at": 41, "gap": 0, "bound": 0}}, "divergence.at is 41"),
         ({"identical": False}, "identical is False, which divergence contradicts"),
     ],

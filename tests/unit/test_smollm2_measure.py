@@ -26,10 +26,12 @@ def test_a_cell_says_speed_tokens_per_step_and_loops() -> None:
     row = {
         "speedup": 1.73,
         "speedup_ci95": [1.38, 2.09],
+        "speedup_outside_loops": 1.61,
         "decode_tokens_per_step": 2.49,
         "decode_tokens_per_step_outside_loops": 2.3,
         "loop_share": 0.175,
     }
-    assert measure.cell(row) == "1.73 (1.38 to 2.09), 2.49 / 2.30, 18% in loops"
+    assert measure.cell(row) == "1.73 (1.38 to 2.09) / 1.61, 2.49 / 2.30, 18% in loops"
     unknown = row | {"decode_tokens_per_step_outside_loops": None, "loop_share": None}
+    unknown["speedup_outside_loops"] = None
     assert measure.cell(unknown) == "1.73 (1.38 to 2.09), 2.49 / -"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.bench.loops import StepCounts, count_outside, in_loops
+from draftsmith.bench.loops import StepCounts, count_outside, in_loops, steps_outside
 from draftsmith.bench.records import PhaseSeconds
 from draftsmith.config import require
 from draftsmith.core.cache import Block, KVCache
@@ -54,6 +54,8 @@ class TimedRun:
     """None for an engine that does not tell."""
     decode_steps: tuple[int, ...] | None = None
     outside_loops: tuple[StepCounts, ...] | None = None
+    seconds_outside_loops: float | None = None
+    """What the steps counted there took; None: several rows, which share their steps."""
     phases: PhaseSeconds | None = None
     widths: tuple[int, ...] = ()
     """Tokens per row that each step of the decoding phase fed."""
@@ -108,8 +110,9 @@ def time_decode(
     meter = WidthMeter(target)
     recorder = make_recorder(target.device)
     steps: list[DecodeStep] = []
+    ends: list[float] = []
     prefill_split: dict[str, float] = {}
-    prefill_end, prefill_forwards = 0.0, 0
+    prefill_forwards = 0
     with no_garbage_collection():
         start = now(target.device)
         for step in decode(
@@ -121,11 +124,13 @@ def time_decode(
             predictions=predictions,
             recorder=recorder,
         ):
+            ends.append(now(target.device))
             if not steps:
-                prefill_end, prefill_split = now(target.device), recorder.snapshot()
+                prefill_split = recorder.snapshot()
                 prefill_forwards = len(meter.widths)  # a long prompt takes several
             steps.append(step)
         end = now(target.device)
+    prefill_end = ends[0] if ends else 0.0
     split = {name: recorder.seconds.get(name, 0.0) - prefill_split.get(name, 0.0) for name in SPLIT}
     rows = range(len(prompts))
     counts = tuple(DraftCounts() for _ in rows)
@@ -134,6 +139,8 @@ def time_decode(
             counts[b].add_step(step, b)
     finish = [[f for step in steps if (f := step.finish[b]) is not None] for b in rows]
     tokens = tuple(tuple(t for step in steps for t in step.emitted[b]) for b in rows)
+    looped = [in_loops(text) for text in tokens]
+    outside = steps_outside(steps, 0, looped[0]) if len(prompts) == 1 else None
     return TimedRun(
         tokens=tokens,
         drafted=tuple(
@@ -146,7 +153,10 @@ def time_decode(
         prefill_seconds=prefill_end - start,
         counts=counts,
         decode_steps=tuple(sum(step.active[b] for step in steps[1:]) for b in rows),
-        outside_loops=tuple(count_outside(steps, b, in_loops(tokens[b])) for b in rows),
+        outside_loops=tuple(count_outside(steps, b, looped[b]) for b in rows),
+        seconds_outside_loops=None
+        if outside is None
+        else sum(ends[at] - ends[at - 1] for at in outside),
         phases=PhaseSeconds(**split, other=max(end - prefill_end - sum(split.values()), 0.0)),
         widths=tuple(meter.widths[prefill_forwards:]),
     )

@@ -69,16 +69,24 @@ def count_outside(steps: Sequence[DecodeStep], row: int, looped: NDArray[np.bool
         steps: all of a text's, the prompt's own first; that one is not counted.
         looped: what `in_loops` says of the row's tokens.
     """
-    place = len(steps[0].emitted[row]) if steps else 0
-    found: list[tuple[int, int, int]] = []
-    for step in steps[1:]:
-        emitted = len(step.emitted[row])
-        if emitted and not looped[place]:
-            found.append((emitted, step.accepted[row], step.offered_depth[row]))
-        place += emitted
+    found = [steps[at] for at in steps_outside(steps, row, looped)]
     return StepCounts(
         steps=len(found),
-        tokens=sum(emitted for emitted, _, _ in found),
-        accepted=sum(accepted for _, accepted, _ in found),
-        offered=sum(offered for _, _, offered in found),
+        tokens=sum(len(step.emitted[row]) for step in found),
+        accepted=sum(step.accepted[row] for step in found),
+        offered=sum(step.offered_depth[row] for step in found),
     )
+
+
+def steps_outside(
+    steps: Sequence[DecodeStep], row: int, looped: NDArray[np.bool_]
+) -> tuple[int, ...]:
+    """Return the indices of the steps that `count_outside` counts."""
+    place = len(steps[0].emitted[row]) if steps else 0
+    found = []
+    for at, step in enumerate(steps[1:], start=1):
+        emitted = len(step.emitted[row])
+        if emitted and not looped[place]:
+            found.append(at)
+        place += emitted
+    return tuple(found)

@@ -27,7 +27,7 @@ import hashlib
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -128,6 +128,9 @@ class RunRecord:
     loop_tokens: int | None = None
     """Generated tokens in repetition loops (`loops`); None: an older record, which does not say."""
     outside_loops: StepCounts | None = None
+    seconds_outside_loops: float | None = None
+    """What the steps counted there took. None: texts were decoded together and share their steps,
+    or an older record."""
     accepted: int | None = None
     offered: int | None = None
     """Sum over steps of the depth offered on the best path."""
@@ -212,7 +215,7 @@ def _read_line(where: str, line: str) -> RunRecord:
 _NEVER_BELOW_ZERO = (
     *("turn", "temperature", "repeat", "seed", "place", "group", "prompt_tokens", "tokens"),
     *("decode_tokens", "steps", "decode_steps", "loop_tokens", "accepted", "offered", "proposed"),
-    *("seconds", "prefill_seconds", "decode_seconds"),
+    *("seconds", "prefill_seconds", "decode_seconds", "seconds_outside_loops"),
 )
 _NEVER_ABOVE = (
     *(("decode_tokens", "tokens"), ("loop_tokens", "tokens"), ("accepted", "tokens")),
@@ -251,6 +254,9 @@ def _faults(record: RunRecord) -> Iterator[str]:
     outside, decoded = record.outside_loops, record.decode_tokens
     if outside is not None and not outside.accepted <= outside.tokens <= decoded:
         yield f"outside_loops.tokens is {outside.tokens}, not between its accepted and {decoded}"
+    slow = record.seconds_outside_loops
+    if slow is not None and slow > (1 + _CLOCK) * record.decode_seconds:
+        yield f"seconds_outside_loops is {slow}, above decode_seconds ({record.decode_seconds})"
     if record.divergence is not None and record.divergence.at > record.tokens:
         yield f"divergence.at is {record.divergence.at}, above tokens ({record.tokens})"
     if record.identical is not None and record.identical != (record.divergence is None):
@@ -314,6 +320,10 @@ class DrafterMetrics:
     speedup_ci95: Interval | None
     """None with fewer than two groups of prompts."""
     speedup_median_prompt: float | None
+    speedup_outside_loops: float | None
+    """Over the steps whose first emitted token lies outside of loops, of plain decoding and of the
+    drafter; None: texts were decoded together, or all their tokens lie in loops."""
+    speedup_outside_loops_ci95: Interval | None
     speedup_vs_transformers: float | None
     speedup_vs_transformers_ci95: Interval | None
     predicted_speedup: float | None
@@ -346,6 +356,7 @@ def drafter_metrics(records: Sequence[RunRecord]) -> tuple[DrafterMetrics, ...]:
         _metrics(
             mine,
             paired_paces(runs.get((BASELINE, temperature), ()), mine),
+            _paces_outside_loops(runs.get((BASELINE, temperature), ()), mine),
             paired_paces(runs.get((TRANSFORMERS, temperature), ()), mine)
             if name != TRANSFORMERS
             else (),
@@ -357,7 +368,10 @@ def drafter_metrics(records: Sequence[RunRecord]) -> tuple[DrafterMetrics, ...]:
 
 
 def _metrics(
-    mine: Sequence[RunRecord], paces: Sequence[Pace], rival_paces: Sequence[Pace]
+    mine: Sequence[RunRecord],
+    paces: Sequence[Pace],
+    paces_outside: Sequence[Pace],
+    rival_paces: Sequence[Pace],
 ) -> DrafterMetrics:
     """Compute the metrics of the records of one drafter at one temperature."""
     steps, offered, proposed, accepted = (
@@ -402,6 +416,8 @@ def _metrics(
         speedup_median_prompt=statistics.median(p.baseline / p.candidate for p in paces)
         if paces
         else None,
+        speedup_outside_loops=weighted_speedup(paces_outside),
+        speedup_outside_loops_ci95=bootstrap_interval(paces_outside),
         speedup_vs_transformers=weighted_speedup(rival_paces),
         speedup_vs_transformers_ci95=bootstrap_interval(rival_paces),
         predicted_speedup=sum(one.baseline for one in costs) / spent if spent > 0 else None,
@@ -426,23 +442,52 @@ def _ratio(counts: Sequence[StepCounts], above: str, below: str) -> float | None
     return sum(getattr(one, above) for one in counts) / whole if whole else None
 
 
-def paired_paces(baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]) -> tuple[Pace, ...]:
+Spent = tuple[int, float]
+"""(tokens, seconds of one group in one repeat)."""
+
+
+def _decoding(lines: Sequence[RunRecord]) -> Spent:
+    """The whole decoding phase. Every line of a group carries the group's seconds, so they count
+    once, its tokens all together."""
+    return sum(line.decode_tokens for line in lines), lines[0].decode_seconds
+
+
+def _outside_loops(lines: Sequence[RunRecord]) -> Spent:
+    """The steps outside of loops, of a text that was decoded alone."""
+    counts, seconds = lines[0].outside_loops, lines[0].seconds_outside_loops
+    assert counts is not None and seconds is not None
+    return counts.tokens, seconds
+
+
+def paired_paces(
+    baseline: Sequence[RunRecord],
+    candidate: Sequence[RunRecord],
+    *,
+    spent: Callable[[Sequence[RunRecord]], Spent] = _decoding,
+) -> tuple[Pace, ...]:
     """Return both seconds per token of each group of prompts that both sides have."""
-    left, right = _paces(baseline), _paces(candidate)
+    left, right = _paces(baseline, spent), _paces(candidate, spent)
     return tuple(Pace(*left[group], right[group][1]) for group in left if group in right)
 
 
-def _paces(records: Sequence[RunRecord]) -> dict[int, tuple[float, float]]:
-    """Return by group its decoded tokens (mean over repeats) and seconds per token (median).
+def _paces_outside_loops(
+    baseline: Sequence[RunRecord], candidate: Sequence[RunRecord]
+) -> tuple[Pace, ...]:
+    """Return those of `paired_paces` outside of loops; none where some record does not say."""
+    known = (one.seconds_outside_loops is not None for one in (*baseline, *candidate))
+    return paired_paces(baseline, candidate, spent=_outside_loops) if all(known) else ()
 
-    Every line of a group carries the group's seconds, so they count once, its tokens all together.
-    """
+
+def _paces(
+    records: Sequence[RunRecord], spent: Callable[[Sequence[RunRecord]], Spent] = _decoding
+) -> dict[int, tuple[float, float]]:
+    """Return by group its tokens (mean over repeats) and seconds per token (median)."""
     tokens, paces = defaultdict(list), defaultdict(list)
     for (group, _), lines in _by_group_and_repeat(records).items():
-        count = sum(line.decode_tokens for line in lines)
+        count, seconds = spent(lines)
         tokens[group].append(count)
-        if count and lines[0].decode_seconds > 0:
-            paces[group].append(lines[0].decode_seconds / count)
+        if count and seconds > 0:
+            paces[group].append(seconds / count)
     return {g: (statistics.fmean(tokens[g]), statistics.median(own)) for g, own in paces.items()}
 
 

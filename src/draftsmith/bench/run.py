@@ -362,6 +362,7 @@ class Bench:
             decode_steps=None if run.decode_steps is None else run.decode_steps[b],
             loop_tokens=int(in_loops(run.tokens[b]).sum()),
             outside_loops=None if run.outside_loops is None else run.outside_loops[b],
+            seconds_outside_loops=run.seconds_outside_loops,
             finish_reason=run.finish[b],
             seconds=run.seconds,
             prefill_seconds=run.prefill_seconds,

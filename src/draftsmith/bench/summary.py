@@ -186,6 +186,7 @@ COLUMNS = {
     "in loops": "in\nloop",
     "tokens per step outside loops": "",
     "accepted outside loops": "",
+    "speed-up outside loops": "",
     "efficiency": "ef-\nfic",
     "same tokens": "same\ntok.",
 }
@@ -233,6 +234,7 @@ def rows(report: BenchReport) -> list[dict[str, Any]]:
                 percent(entry.loop_share),
                 number(entry.decode_tokens_per_step_outside_loops),
                 percent(entry.acceptance_rate_outside_loops),
+                times(entry.speedup_outside_loops),
                 percent(entry.engine_efficiency),
                 "" if baseline else sameness(entry),
             )
