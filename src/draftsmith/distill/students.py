@@ -305,8 +305,17 @@ class NetworkStudent(StudentBase):
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
         readme = text + "\n    draftsmith bench --target TARGET --drafter FOLDER --suite PROMPTS\n"
+        self.learner.trained_length = self._trained_length()
         with finished_folder(options.out, record, results, readme) as folder:
             self.learner.to(getattr(torch, options.save_dtype)).save(folder, kind=self._kind)
+
+    def _trained_length(self) -> int | None:
+        """Tokens of the longest block of this run and of those that it goes on from; None: their
+        folder does not tell."""
+        block, before = self._options.training.block_length, self.learner.trained_length
+        if not as_dict(self.learner.config)["source"]:  # it begins from nothing
+            return block
+        return None if before is None else max(before, block)
 
 
 Student = ModelStudent | NetworkStudent

@@ -71,7 +71,8 @@ def cascade_parts(name: str) -> list[str]:
 
 
 def drafter_manifest(folder: Path) -> dict[str, Any]:
-    """What `distill` wrote about a drafter: its `kind`, `options` and `target`.
+    """What `distill` wrote about a drafter: its `kind`, `options`, `target` and `trained_length`
+    (None in folders of earlier versions).
 
     Raises:
         InputError: it cannot be read.
@@ -79,10 +80,14 @@ def drafter_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "drafter.json"
     known = read_json(path, "drafter")
     try:
+        length = known.get("trained_length")
+        if length is not None and (type(length) is not int or length < 1):
+            raise ValueError(f"trained_length is {length!r}, which should be a number of tokens")
         return {
             "kind": str(known["kind"]),
             "options": dict(known["options"]),
             "target": dict(known.get("target", {})),
+            "trained_length": length,
         }
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error

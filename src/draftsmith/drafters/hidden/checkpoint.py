@@ -3,7 +3,8 @@
     FOLDER/config.json           measures of the network, as transformers writes a Llama's
     FOLDER/model.safetensors     its weights, named as in the released checkpoints
         or medusa_lm_head.safetensors
-    FOLDER/drafter.json          ours: kind, options and target (released folders have none)
+    FOLDER/drafter.json          ours: kind, options, target and, from `distill`, trained_length
+                                 (released folders have none)
 
 Released folders load too: names with the prefix `model.` or `medusa_head.`, a copy of the target's
 embedding, which must be the target's, and, where the option `pickled` asks for it, tensors out of a
@@ -59,9 +60,10 @@ def save_network(
     options: Any,
     target: Mapping[str, Any],
     weights: str = WEIGHTS,
+    trained_length: int | None = None,
 ) -> None:
     """Write a drafter's folder; `options`: the drafter's `Config`; `target`: see `target_facts`;
-    `weights`: the file's name."""
+    `weights`: the file's name; `trained_length`: see `Drafter`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: one.detach().cpu().contiguous() for name, one in network.state_dict().items()}
     if D2T in tensors:  # as in the released checkpoints
@@ -72,7 +74,10 @@ def save_network(
     write_json_atomic(folder / "config.json", written_config(config))
     own = {"source", *options_marked(options, READING)}  # of the folder that was read
     known = {name: value for name, value in asdict(options).items() if name not in own}
-    write_json_atomic(folder / MANIFEST, {"kind": kind, "options": known, "target": target})
+    manifest: dict[str, Any] = {"kind": kind, "options": known, "target": target}
+    if trained_length is not None:
+        manifest["trained_length"] = trained_length
+    write_json_atomic(folder / MANIFEST, manifest)
 
 
 def load_network(network: nn.Module, folder: Path, target: TargetView) -> None:
@@ -246,13 +251,22 @@ def _vocabulary(tokenizer: Any) -> str | None:
     return hashlib.sha256(content).hexdigest()
 
 
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """See `drafter_manifest`; empty for a released folder.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return drafter_manifest(folder) if (folder / MANIFEST).is_file() else {}
+
+
 def check_target(folder: Path, facts: dict[str, Any]) -> None:
     """Refuse the drafter of another target, before anything is read.
 
     Raises:
         BackendError: naming what differs.
     """
-    known = drafter_manifest(folder)["target"] if (folder / MANIFEST).is_file() else {}
+    known = manifest_of(folder).get("target", {})
     if difference := _difference(known, facts):
         raise BackendError(
             f"The drafter in {folder} was made for another target: {difference}. Give the target "

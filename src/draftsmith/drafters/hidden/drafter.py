@@ -15,6 +15,7 @@ were accepted, read again with the target's own features at the next step.
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +64,7 @@ from draftsmith.drafters.hidden.checkpoint import (
     check_config,
     check_target,
     check_tensors,
+    manifest_of,
     read_config,
     read_tensors,
     save_network,
@@ -89,6 +91,8 @@ from draftsmith.errors import InputError
 from draftsmith.targets import base as targets
 from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import loading
+
+_log = logging.getLogger(__name__)
 
 
 class Features:
@@ -420,6 +424,7 @@ class TrainedDrafter(Drafter):
             network.to(dtype=target.dtype, device=target.device)
             if stored is not None:
                 network.load_state_dict(stored)
+                self.trained_length = manifest_of(source).get("trained_length")
             self.network, self._facts, self.signals = network, facts, signals
         self._borrowed = [target]
 
@@ -498,6 +503,7 @@ class TrainedDrafter(Drafter):
             options=self.config,
             target=self._facts,
             weights=self.weights_file,
+            trained_length=self.trained_length,
         )
 
 
@@ -545,6 +551,8 @@ class FeatureDrafter(TrainedDrafter):
     """Keys of its configuration that its options or its kind say, not its folder."""
     keeps_steps: bool = True
     """Training: all that a step computes stays in memory for the backward pass."""
+    _warned: bool = False
+    """Whether it was said that a text is longer than those that it has learnt from."""
 
     def _make_network(self, target: TargetView, stored: Mapping[str, Tensor] | None) -> Network:
         layer, source = self.network_config(target), Path(self.config.source)
@@ -594,6 +602,8 @@ class FeatureDrafter(TrainedDrafter):
             depth_B = np.where(state.features.lengths_B > 0, depth_B, 0)
         if not any(depth_B.tolist()):
             return DraftTree.empty(len(state.known))
+        if self.trained_length is not None and not self._warned:
+            self._warn_beyond(self.trained_length, state)
         how = ChildSelection(
             self.config.proposal,
             drawing(sampler, self.config.draft_temperature),
@@ -606,6 +616,20 @@ class FeatureDrafter(TrainedDrafter):
         tree = grow(self._reader(state, shape.depth), shape, depth_B, how)
         state.cache.rollback()
         return tree
+
+    def _warn_beyond(self, length: int, state: FeatureState) -> None:
+        """Warn, once, where a text has more tokens than those that this has learnt from."""
+        if max(map(len, state.known)) <= length:
+            return
+        self._warned = True
+        _log.warning(
+            "%s was trained on texts of at most %d tokens; behind position %d its drafts may be "
+            "refused more often (what is generated stays the same): train it on longer texts with "
+            "distill --block-length",
+            self.config.source or f"this {type(self).__name__}",
+            length,
+            length,
+        )
 
     def _reader(self, state: FeatureState, depth: int) -> Reader:
         """What drafts below the last known tokens, no deeper than this."""
