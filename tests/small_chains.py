@@ -5,14 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from draftsmith.core.types import DraftPrediction, FullLogprobs, TopLogprobs, TrajectoryBatch
+from draftsmith.core.types import (
+    DraftPrediction,
+    FullLogprobs,
+    NarrowHead,
+    TopLogprobs,
+    TrajectoryBatch,
+)
 from draftsmith.drafters.base import Drafter
 from tests.small_laws import top
 
@@ -22,13 +28,17 @@ LogitsAt = Callable[[TrajectoryBatch, int, int, int], Tensor]
 
 class Unrolled(Drafter):
     """Chains over a recurrent state that begins as the feature; heads and weights of its own per
-    step, and masks that leave out more and more chains, as some drafters have them."""
+    step, and masks that leave out more and more chains, as some drafters have them.
+
+    `known`: the tokens that it may draft; None: all.
+    """
 
     trains = True
     start = propose = advance = None
 
-    def __init__(self, vocab: int = V) -> None:
+    def __init__(self, vocab: int = V, known: Collection[int] | None = None) -> None:
         super().__init__()
+        self.known = None if known is None else torch.tensor(sorted(known))
         generator = torch.Generator().manual_seed(3)
 
         def normal(*shape: int) -> nn.Parameter:
@@ -50,12 +60,24 @@ class Unrolled(Drafter):
             mask_BT=counts.expand_as(batch.tokens_BT),
             ahead=2 + step,
             weight=0.5**step,
-            head=None if step == 0 else lambda hidden: hidden @ self.heads[step].T,
+            head=None if step == 0 else lambda hidden: self.logits(step, hidden),
         )
+        if self.known is not None:
+            own = NarrowHead(
+                ids_D=self.known, head=lambda hidden: hidden @ self.heads[step][self.known].T
+            )
+            prediction = replace(prediction, narrow=own)
         return prediction, (step + 1, state)
 
     def head(self) -> Callable[[Tensor], Tensor]:
-        return lambda hidden: hidden @ self.heads[0].T
+        return lambda hidden: self.logits(0, hidden)
+
+    def logits(self, step: int, hidden: Tensor) -> Tensor:
+        logits = hidden @ self.heads[step].T
+        if self.known is None:
+            return logits
+        lacked = torch.ones(logits.shape[-1], dtype=torch.bool).index_fill(0, self.known, False)
+        return logits.masked_fill(lacked, -math.inf)
 
     def logits_at(self, batch: TrajectoryBatch, b: int, t: int, depth: int) -> Tensor:
         """[V]: what draft `depth` of the chain below place t is drawn by, token after token."""
@@ -63,7 +85,7 @@ class Unrolled(Drafter):
         state = batch.features_BTS[b, t]
         for i in range(depth):
             state = self.fed(state, int(batch.tokens_BT[b, t + 1 + i]))
-        return self.heads[depth - 1] @ state
+        return self.logits(depth - 1, state)
 
     def fed(self, state: Tensor, token: int) -> Tensor:
         return torch.tanh(self.embedding[token] + state @ self.mix)
@@ -113,8 +135,9 @@ def expected(
     logits_at: LogitsAt,
     begins: Callable[[int], bool],
     depths: int = DEPTHS,
+    known: Collection[int] | None = None,
 ) -> dict[str, float]:
-    """Every figure as its definition reads."""
+    """Every figure as its definition reads. `known`: the draft vocabulary; None: all tokens."""
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)  # (value, weight)
     for batch, depth in itertools.product(batches, range(1, depths + 1)):
         rows, length = batch.tokens_BT.shape
@@ -137,16 +160,18 @@ def expected(
             if law is not None:
                 add("accuracy", drafts[-1] == max(law, key=lambda token: law[token]))
                 add("acceptance", sum(min(p, q[-1][token]) for token, p in law.items()))
+                if known is not None:
+                    add("outside", sum(p for token, p in law.items() if token not in known))
             if not all(counts):
                 continue
             add("survival", drafts == texts)
-            share, known = 1.0, True
+            share, counted = 1.0, True
             for law, text, q_V in zip(laws, texts, q, strict=True):
-                known = known and law is not None and text in law
-                share *= min(1.0, q_V[text] / law[text]) if known else 0.0
-            if known:
+                counted = counted and law is not None and text in law
+                share *= min(1.0, q_V[text] / law[text]) if counted else 0.0
+            if counted:
                 add("survival_t1", share)
-            add("uncounted_t1", not known)
+            add("uncounted_t1", not counted)
             if depth > 1:
                 add("misaligned", drafts[-2] != texts[-2])
     means = {

@@ -51,6 +51,7 @@ from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import tiny_target
 
 LAWS = ["full", "top", "none"]
+OUTSIDE = FIGURES.index("outside")
 
 
 def held(laws: str) -> Held:
@@ -106,8 +107,11 @@ def test_a_draft_vocabulary_is_measured_as_if_it_were_all_tokens(laws: str) -> N
         narrow = replace(wide, narrow=NarrowHead(ids_D=ids_D, head=own))
         one = both[0].loss(wide, batch, widened)
         other = both[1].loss(narrow, batch, wide_head)
-        torch.testing.assert_close(one.total, other.total)
-        assert torch.equal(one.weight, other.weight)
+        # its own vocabulary is what the mass outside is of
+        assert not one.weight[OUTSIDE] and bool(other.weight[OUTSIDE] > 0) == (laws != "none")
+        same = [column for column in range(len(FIGURES)) if column != OUTSIDE]
+        torch.testing.assert_close(one.total[same], other.total[same])
+        assert torch.equal(one.weight[same], other.weight[same])
         assert step or one.total[FIGURES.index("survival")] > 0
     assert (seen == [1] * DEPTHS) == (laws != "full")  # it is asked for its size
 
@@ -129,17 +133,22 @@ def test_laws_of_another_vocabulary_are_refused(narrows: bool) -> None:
             Chains().loss(prediction, replace(batch, laws=laws), lambda one: one @ torch.ones(H, V))
 
 
+@pytest.mark.parametrize("known", [None, {0, 2}], ids=["all tokens", "some tokens"])
 @pytest.mark.parametrize("laws", LAWS)
-def test_figures_are_those_of_plain_loops(tmp_path: Path, laws: str) -> None:
-    batches, drafter = held(laws), Unrolled()
+def test_figures_are_those_of_plain_loops(
+    tmp_path: Path, laws: str, known: set[int] | None
+) -> None:
+    batches, drafter = held(laws), Unrolled(known=known)
     trainer = make_trainer(tmp_path, drafter=drafter, evaluation=chains(batches))
     found = trainer.evaluate()
     with torch.no_grad():
-        wanted = expected(batches.batches, drafter.logits_at, begins=drafter.begins)
+        wanted = expected(batches.batches, drafter.logits_at, begins=drafter.begins, known=known)
     assert found == pytest.approx(wanted, rel=1e-5)
+    assert ("outside_1" in found) == (known is not None and laws != "none")
     # so that no figure is right because nothing happens in it
     if laws != "none":
         assert 0 < found["survival_3"] < found["survival_2"] < found["survival_1"] < 1
+        assert known is None or 0 < found["outside_1"] < 1 - found["acceptance_1"]
         assert found["survival_t1_3"] < found["survival_t1_2"] < found["survival_t1_1"]
         assert 0 < found["uncounted_t1_1"] < found["uncounted_t1_3"] < 1
     else:
@@ -148,13 +157,53 @@ def test_figures_are_those_of_plain_loops(tmp_path: Path, laws: str) -> None:
         assert "tokens_per_step_t1" not in found and found["uncounted_t1_2"] == 1
 
 
+@pytest.mark.parametrize("laws", ["full", "top"])
+def test_no_drafter_is_accepted_more_than_the_mass_inside_its_vocabulary(laws: str) -> None:
+    """One that says the target's law over its tokens is accepted just as often; of a law cut to its
+    best tokens the rest counts as inside, which leaves the bound above that of the whole law."""
+    batch, ids_D = made("full", 0, rows=3), torch.tensor([0, 2])
+    whole = batch.laws
+    assert isinstance(whole, FullLogprobs)
+    prediction = DraftPrediction(
+        hidden_BTH=whole.hidden_NH[batch.law_ahead(2).clamp(min=0)],
+        mask_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool),
+        ahead=2,
+        narrow=NarrowHead(ids_D=ids_D, head=lambda states: whole.head(states)[..., ids_D]),
+    )
+    bound = 1 - measured(prediction, batch, whole.head)["outside"]
+    if laws == "full":
+        assert measured(prediction, batch, whole.head)["acceptance"] == pytest.approx(bound)
+        assert 0.1 < bound < 0.9
+        return
+    cut = replace(batch, laws=top(whole.head(whole.hidden_NH).log_softmax(-1), V - 1))
+    found = measured(prediction, cut, whole.head)
+    assert found["acceptance"] < bound < 1 - found["outside"] < 1
+
+
+def measured(prediction: DraftPrediction, batch: TrajectoryBatch, head: Any) -> dict[str, float]:
+    """The means at the first depth; `head` is over all tokens."""
+    assert prediction.narrow is not None
+    ids_D = prediction.narrow.ids_D
+
+    def widened(states: Tensor) -> Tensor:
+        logits = head(states)
+        return torch.full_like(logits, -torch.inf).index_copy(-1, ids_D, logits[..., ids_D])
+
+    terms = Chains().loss(prediction, batch, widened)
+    return dict(zip(FIGURES, (terms.total / terms.weight).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("draft_vocab", [0, 5])
 @pytest.mark.parametrize("cls", [Eagle, Hass, Fspad, Griffin, Eagle3, Medusa])
 def test_the_drafters_own_steps_are_measured(
-    cls: type[Drafter], target: HFTarget, tmp_path: Path
+    cls: type[Drafter], draft_vocab: int, target: HFTarget, tmp_path: Path
 ) -> None:
     options = {} if cls is Medusa else {"noise": 0.0, "seed": 1}
-    drafter = cls(cls.Config(**options))
+    drafter = cls(cls.Config(**options, draft_vocab=draft_vocab))
     drafter.bind(target)
+    drafter.choose_vocabulary(torch.arange(8.0).remainder(3))
+    known = drafter.draft_ids
+    assert (known is None) == (draft_vocab == 0)
     size, depth = target.vocab_size, drafter.eval_steps or drafter.num_steps
     assert depth == (4 if cls is Medusa else 5)  # however many are learnt
     batches = []
@@ -178,7 +227,8 @@ def test_the_drafters_own_steps_are_measured(
         return dense[id(batch), depth][b, t]
 
     found = make_trainer(tmp_path, drafter=drafter, evaluation=chains(Held(batches))).evaluate()
-    wanted = expected(batches, logits_at, lambda t: True, depth)
+    ids = None if known is None else known.tolist()
+    wanted = expected(batches, logits_at, lambda t: True, depth, ids)
     assert found == pytest.approx(wanted, rel=1e-5)
 
 
@@ -293,9 +343,9 @@ def forward_of(drafter: Drafter) -> Callable[..., dict[str, Any]]:
 
 @pytest.mark.parametrize("every", [2, 3, 4])
 def test_processes_in_turn_give_the_sums_of_one(every: int) -> None:
-    batches, forward = held("top"), forward_of(Unrolled())
+    batches, forward = held("top"), forward_of(Unrolled(known={0, 2}))
     alone = sums_of(chains(batches), forward, 3, DEPTHS, (0, 1))
-    assert alone.shape == (3, DEPTHS, 2, len(FIGURES)) and bool((alone[:, 0, 1, :5] > 0).all())
+    assert alone.shape == (3, DEPTHS, 2, len(FIGURES)) and bool((alone[:, 0, 1, :6] > 0).all())
     together = sum(
         sums_of(chains(batches), forward, 3, DEPTHS, (process, every)) for process in range(every)
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from tests.command_cases import (
     network_words,
     trajectories,
 )
+
+from draftsmith import cli
 
 SIZE = 20
 
@@ -49,6 +53,8 @@ def test_the_most_frequent_tokens_are_kept_and_decoding_stays_exact(
     ids = (weights["d2t"] + torch.arange(SIZE)).tolist()
     counts = Counter(token for one in trajectories(store) for token in one.tokens)
     assert len(counts) > SIZE
+    outside = 1 - sum(counts[token] for token in ids) / counts.total()
+    assert results(tmp_path / "made")["share_outside_vocabulary"] == pytest.approx(outside)
     least = min(counts[token] for token in ids)
     assert ids == sorted(set(ids))
     assert all(counts[token] <= least for token in counts if token not in ids)
@@ -77,6 +83,37 @@ def test_medusas_heads_know_the_most_frequent_tokens(
     assert drafted["results"][0]["token_ids"] == plain["results"][0]["token_ids"]
 
 
+def results(made: Path) -> Any:
+    return json.loads((made / "run.json").read_text())["results"]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "parallel"])
+def test_what_a_vocabulary_lacks_is_said_and_bounds_the_acceptance(
+    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = a_command(folder, capsys)
+    store = a_store(folder, command, f"{kind}-store", "--features", kind)
+    words = ["distill", "--target", str(folder / "target"), "--store", str(store)]
+    words += [*network_words(4), "--drafter", kind, "--laws", "teacher"]
+    own = ["--drafter-option", f"draft_vocab={SIZE}"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--out", str(tmp_path / "small"), *own])
+    said, found = capsys.readouterr().err, results(tmp_path / "small")
+    share = found["share_outside_vocabulary"]
+    assert 0 < share < 1 and f"\n{100 * share:.2f} % of the answers' tokens" in f"\n{said}"
+    assert "  outside 0." in said
+    for held in (found["held_out"], found["held_out_before"]):
+        depths = [name.removeprefix("outside_") for name in held if name.startswith("outside_")]
+        assert depths and all(
+            held[f"acceptance_{depth}"] <= 1 - held[f"outside_{depth}"] + 1e-6 for depth in depths
+        )
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--out", str(tmp_path / "whole")])
+    assert "outside" not in capsys.readouterr().err
+    assert "outside" not in json.dumps(results(tmp_path / "whole"))
+
+
 def test_training_goes_on_with_the_same_vocabulary(
     tmp_path: Path, command: Command, store: Path
 ) -> None:
@@ -87,6 +124,9 @@ def test_training_goes_on_with_the_same_vocabulary(
         load_file(tmp_path / name / "model.safetensors")["d2t"] for name in ("first", "second")
     )
     assert torch.equal(one, other)
+    # the vocabulary is measured once more, but was chosen by other answers
+    again = results(tmp_path / "second")
+    assert "share_outside_vocabulary" not in again and 0 < again["held_out"]["outside_1"] < 1
 
 
 @pytest.mark.parametrize("size", [-1, 301])

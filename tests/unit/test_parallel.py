@@ -15,8 +15,8 @@ from tests.unit.test_feature_drafters import VOCAB, batch_of, features_of, texts
 from torch import Tensor
 
 from draftsmith.core.decode import DecodeOptions, decode
-from draftsmith.core.types import DraftPrediction, TrajectoryBatch, TreeShape
-from draftsmith.distill.evaluation import Chains
+from draftsmith.core.types import DraftPrediction, FullLogprobs, TrajectoryBatch, TreeShape
+from draftsmith.distill.evaluation import FIGURES, Chains
 from draftsmith.distill.objectives.distillation import Distillation, Imitation
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.hidden import blocks
@@ -294,11 +294,36 @@ def test_it_learns_to_repeat_what_the_target_says(
     with torch.no_grad():
         chains = Chains()
         survived = [
-            chains.loss(one, batch, drafter.head()).total[2] for one in steps(drafter, batch)
+            chains.loss(one, batch, drafter.head()).total[FIGURES.index("survival")]
+            for one in steps(drafter, batch)
         ]
     accepted = [sum(step.accepted) for step in decode(target, drafter, prompts, plain)]
     assert survived[2] > 0.5 * len(said) * 18
     assert sum(accepted) > 0.6 * len(said) * 18
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_mass_outside_of_a_draft_vocabulary_is_that_behind_every_anchor(
+    kind: type[BlockDrafter], target: HFTarget
+) -> None:
+    drafter = bound(target, kind, draft_vocab=20).eval()
+    drafter.choose_vocabulary(torch.arange(VOCAB).remainder(7).float())
+    tokens_BT = texts(3, 12)
+    logits_BTV = torch.randn(3, 12, VOCAB, generator=torch.Generator().manual_seed(0)).double()
+    batch = replace(
+        batch_of(target, tokens_BT, drafter.signals),
+        laws=FullLogprobs(hidden_NH=logits_BTV.flatten(0, 1), head=lambda logits: logits),
+        law_row_BT=torch.arange(tokens_BT.numel()).view(tokens_BT.shape),
+    )
+    known = drafter.draft_ids
+    assert known is not None
+    inside_BT = logits_BTV.softmax(-1)[..., known].sum(-1)
+    chains = Chains()
+    for step, prediction in enumerate(steps(drafter, batch), 1):
+        terms = chains.loss(prediction, batch, drafter.head())
+        found = (terms.total / terms.weight)[FIGURES.index("outside")]
+        # an anchor has a token before it, and the block's token lies so many places behind it
+        torch.testing.assert_close(found, 1 - inside_BT[:, 1 + step :].mean())
 
 
 @pytest.mark.parametrize("kind", BOTH)

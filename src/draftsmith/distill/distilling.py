@@ -70,6 +70,8 @@ def distil(options: DistillConfig, record: Run) -> DistillResult:
     known = tokens_before(options.drafter)
     student, data, trainer = prepare(options)
     accelerator = trainer.accelerator
+    if (outside := student.share_outside_vocabulary) is not None:
+        _log.info(f"{100 * outside:.2f} % of the answers' tokens lie outside the draft vocabulary")
     figure, before, where = student.figure, trainer.evaluate(), measured_on(options)
     if figure in before:
         _log.info(f"{figure} before, on {where}: {before[figure]:.4f}")

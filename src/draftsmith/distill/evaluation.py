@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -170,7 +171,15 @@ def is_better(best: Best | None, evaluation: Evaluation, *, step: int, value: fl
     return step != best.step and evaluation.sign * value < evaluation.sign * best.value
 
 
-FIGURES = ("accuracy", "acceptance", "survival", "survival_t1", "uncounted_t1", "misaligned")
+FIGURES = (
+    "accuracy",
+    "acceptance",
+    "outside",
+    "survival",
+    "survival_t1",
+    "uncounted_t1",
+    "misaligned",
+)
 """Kinds of sums of each depth, in their order."""
 ChainFigure = Literal["tokens_per_step", "tokens_per_step_t1"]
 TOKENS_PER_STEP: dict[ChainFigure, str] = {
@@ -202,6 +211,9 @@ class Chains:
     accuracy       the drafter's best token is the target's
     acceptance     sum_v min(p, q) at temperature 1; where the target kept only its best tokens, the
                    sum over these, a lower bound
+    outside        with a draft vocabulary: sum of p over the tokens that it lacks, so acceptance is
+                   at most 1 - outside. Where the target kept only its best tokens, the sum over
+                   these: the rest counts as inside, and 1 - outside is a bound all the same
     survival       temperature 0: drafts 1 .. d are all the text's tokens. Exact for greedy texts
     survival_t1    temperature 1: the product over the chain of min(1, q(x) / p(x)), see below
     uncounted_t1   share of chains that `survival_t1` leaves out: p of one of their tokens is not
@@ -219,10 +231,11 @@ class Chains:
 
     Chains that are left out make it the mean over the others.
 
-    Accuracy and acceptance count all places whose token counts and has a law; the other figures
-    those where all tokens of the chain count. Of a drafter's own masks only the first is looked at:
-    later ones say what is learnt (GRIFFIN's leave out chains that went wrong), and a chain that
-    went wrong has not survived. A place weighs as much as the batch says of the token at depth d.
+    Accuracy, acceptance and outside count all places whose token counts and has a law; the other
+    figures those where all tokens of the chain count. Of a drafter's own masks only the first is
+    looked at: later ones say what is learnt (GRIFFIN's leave out chains that went wrong), and a
+    chain that went wrong has not survived. A place weighs as much as the batch says of the token at
+    depth d.
 
     The chains of a batch are remembered from one step to the next. A prediction that does not look
     one place further than the last one begins another batch.
@@ -239,22 +252,23 @@ class Chains:
             above = _Chain.before(prediction)
         prediction = replace(prediction, mask_BT=above.begun_BT)
         taught_BT, plain_BT = masks(prediction, batch, None)
-        seen_BT5 = above.share_BT.new_zeros(*taught_BT.shape, 5)
+        seen_BT6 = above.share_BT.new_zeros(*taught_BT.shape, 6)
         vocab, _ = probe(head, prediction.hidden_BTH[0])
         taught, plain = (gather(prediction, batch, mask) for mask in (taught_BT, plain_BT))
         check_laws(taught, vocab)
-        narrow = prediction.narrow if _are_over(batch.laws, vocab) else None
+        own = prediction.narrow
+        narrow = own if _are_over(batch.laws, vocab) else None
         if narrow is not None:
             head, vocab = narrow.head, len(narrow.ids_D)
         for mask_BT, places, look in (
-            (taught_BT, taught, _beside_law),
+            (taught_BT, taught, partial(_beside_law, own=own)),
             (plain_BT, plain, _beside_token),
         ):
             parts = places.split(None, vocab)
             seen = [look(part, wide(head(part.hidden_NH)), narrow) for part in parts]
             if seen:
-                seen_BT5[mask_BT] = torch.cat(seen)
-        hit_BT, known_BT, share_BT, same_BT, overlap_BT = seen_BT5.unbind(-1)
+                seen_BT6[mask_BT] = torch.cat(seen)
+        hit_BT, known_BT, share_BT, same_BT, overlap_BT, outside_BT = seen_BT6.unbind(-1)
         now = self._chain = _Chain(
             depth=above.depth + 1,
             ahead=prediction.ahead,
@@ -268,9 +282,11 @@ class Chains:
         weights_BT = batch.weights_ahead(prediction.ahead)
         # at depth 1 decoding, too, feeds a token of the target's own
         fed_draft_BT = now.whole_BT & (now.depth > 1)
+        bounded_BT = torch.zeros_like(taught_BT) if own is None else taught_BT
         sums = {
             "accuracy": _sums(same_BT, taught_BT, weights_BT),
             "acceptance": _sums(overlap_BT, taught_BT, weights_BT),
+            "outside": _sums(outside_BT, bounded_BT, weights_BT),
             "survival": _sums(now.drafted_BT, now.whole_BT, weights_BT),
             "survival_t1": _sums(now.share_BT, now.whole_BT & now.known_BT, weights_BT),
             "uncounted_t1": _sums(~now.known_BT, now.whole_BT, weights_BT),
@@ -349,13 +365,23 @@ class _Chain:
 
 
 # Both: (places, the drafter's logits there, the head that gave them if it is one over some tokens)
-# -> [N, 5]: the drafter's best token is the text's; p(x) is known; min(1, q(x) / p(x)); the best
-# token is the target's; sum_v min(p, q).
+# -> [N, 6]: the drafter's best token is the text's; p(x) is known; min(1, q(x) / p(x)); the best
+# token is the target's; sum_v min(p, q); the sum of p over tokens that the drafter does not know.
 
 
-def _beside_law(places: LossPositions, logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:
+def _beside_law(
+    places: LossPositions,
+    logits_NV: Tensor,
+    narrow: NarrowHead | None,
+    own: NarrowHead | None,
+) -> Tensor:
+    """`own`: the head over the drafter's tokens, also where the logits are over all."""
     log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV, narrow)
     choice_N, best_N1 = _best(logits_NV, narrow), log_p_NC.argmax(-1, keepdim=True)
+    outside_N = torch.zeros_like(log_p_NC[:, 0])
+    if own is not None:
+        ids = torch.arange(log_p_NC.shape[1], device=log_p_NC.device) if ids_NC is None else ids_NC
+        outside_N = log_p_NC.exp().masked_fill(own.columns(ids) >= 0, 0).sum(-1)
     at_N1, own_NC = places.tokens_N[:, None], log_p_NC
     if ids_NC is not None:  # an empty cell has id 0, too
         own_NC = log_p_NC.masked_fill(ids_NC != at_N1, -math.inf)
@@ -367,13 +393,14 @@ def _beside_law(places: LossPositions, logits_NV: Tensor, narrow: NarrowHead | N
         (log_q_N - log_p_N).clamp(max=0).exp(),
         choice_N == best_N1[:, 0],
         div.acceptance(log_p_NC, log_q_NC),
+        outside_N,
     ]
     return torch.stack([column.to(logits_NV.dtype) for column in columns], dim=1)
 
 
 def _beside_token(places: LossPositions, logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:
     hit_N1 = (_best(logits_NV, narrow) == places.tokens_N)[:, None]
-    return F.pad(hit_N1.to(logits_NV.dtype), (0, 4))
+    return F.pad(hit_N1.to(logits_NV.dtype), (0, 5))
 
 
 def _are_over(laws: TeacherLogprobs | None, vocab: int) -> bool:

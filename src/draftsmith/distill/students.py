@@ -53,6 +53,9 @@ class StudentBase(abc.ABC):
     """The held-out figure by which the best weights are chosen; a larger one is better."""
     vocab_size: int | None = None
     """Tokens that it can read, rows of padding counted; None: all of the target's."""
+    share_outside_vocabulary: float | None = None
+    """Share of the answers' tokens outside the draft vocabulary that was chosen by them; None: none
+    was chosen."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -230,12 +233,14 @@ class NetworkStudent(StudentBase):
         named = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
         named |= {key: value for key, value in weights.items() if value is not None}
         name = " ".join([self._kind, *(f"{key}={value}" for key, value in named.items())])
+        outside = self.share_outside_vocabulary
         return {
             "drafter": name,
             "drafter_options": config,
             "imitation": weights,
             "tau_predicted": held_out.get(self.figure),
             "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
+            **({} if outside is None else {"share_outside_vocabulary": outside}),
         }
 
     def _imitation(self) -> dict[str, Any]:
@@ -256,8 +261,14 @@ class NetworkStudent(StudentBase):
             )
 
     def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
-        wanted = count_tokens is not None and self.learner.wants_token_counts
-        self.learner.choose_vocabulary(count_tokens() if count_tokens and wanted else None)
+        counts_V = None
+        if count_tokens is not None and self.learner.wants_token_counts:
+            counts_V = count_tokens()
+        self.learner.choose_vocabulary(counts_V)
+        ids_D = self.learner.draft_ids
+        if counts_V is not None and ids_D is not None:
+            every, known = counts_V.sum().item(), counts_V[ids_D.cpu()].sum().item()
+            self.share_outside_vocabulary = (every - known) / every
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -235,6 +235,11 @@ class Drafter(nn.Module, abc.ABC):
         raise self._untrained()
 
     @property
+    def draft_ids(self) -> Tensor | None:
+        """[D]: the target's ids of the tokens that it may draft, upwards; None: all."""
+        return None
+
+    @property
     def wants_token_counts(self) -> bool:
         """Whether `choose_vocabulary` reads its counts: a store is read once to count tokens."""
         return type(self).choose_vocabulary is not Drafter.choose_vocabulary

@@ -448,9 +448,14 @@ class TrainedDrafter(Drafter):
         return own or known
 
     @property
+    def draft_ids(self) -> Tensor | None:
+        every = self.target.vocab_size
+        ids_D: Tensor | None = self.network.target_ids
+        return None if ids_D is None or len(ids_D) == every else ids_D
+
+    @property
     def wants_token_counts(self) -> bool:
-        ids_D = self.network.target_ids
-        return not self.config.source and ids_D is not None and len(ids_D) < self.target.vocab_size
+        return not self.config.source and self.draft_ids is not None
 
     def choose_vocabulary(self, counts_V: Tensor | None) -> None:
         """Unless it was loaded: the most frequent tokens, of equal ones the lower ids."""
@@ -661,8 +666,8 @@ class FeatureDrafter(TrainedDrafter):
         return lambda hidden: network.logits(hidden, target)
 
     def _narrow_head(self) -> NarrowHead | None:
-        network, target, ids_D = self.network, self.target, self.network.target_ids
-        if ids_D is None or len(ids_D) == target.vocab_size:
+        network, target, ids_D = self.network, self.target, self.draft_ids
+        if ids_D is None:
             return None
         return NarrowHead(ids_D=ids_D, head=lambda one: network.own_logits(one, target))
 
