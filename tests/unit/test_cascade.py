@@ -13,17 +13,27 @@ import pytest
 import torch
 
 from draftsmith import Generator, SamplingParams
+from draftsmith.core.config import parse_tree
 from draftsmith.core.decode import DecodeOptions, decode
+from draftsmith.core.generation import generate
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import alike, stack_drafts
-from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, TreeShape
+from draftsmith.core.types import (
+    PADDING,
+    DecodeStep,
+    DraftTree,
+    Proposal,
+    RequestBatch,
+    TreeShape,
+)
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TextState
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.config import DraftingConfig, cascade_parts
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
@@ -340,8 +350,12 @@ class Notes(Drafter):
         return state
 
 
+NOTING: list[type[Notes]] = [Notes, type("More", (Notes,), {}), type("Most", (Notes,), {})]
+"""A cascade has each kind once."""
+
+
 def test_notes_on_nodes_are_shown_to_the_drafter_whose_nodes_they_are() -> None:
-    model, parts = target(), [Notes(mine) for mine in (1, 2, 3)]
+    model, parts = target(), [kind(mine) for mine, kind in enumerate(NOTING, start=1)]
     cascade = Cascade(parts)
     cascade.bind(model)
     next(decode(model, cascade, [[5, 1], [5, 2], [5, 3], [5, 4]], DecodeOptions(max_new_tokens=4)))
@@ -370,6 +384,112 @@ def test_a_cascade_within_one_is_its_parts() -> None:
         seen.update(step.origins[0])
         assert step.accepted[0] == step.offered_depth[0]
     assert {2, 3} <= seen
+
+
+@pytest.mark.parametrize("tree", [None, parse_tree("2,2,1")], ids=["chains", "a tree"])
+def test_each_token_says_whose_draft_it_was(tree: TreeShape | None) -> None:
+    """Held against the origins that the steps give; of two of one class the second has a number."""
+    model = target()
+    cascade = Cascade([Suffix(), draft_model(8, length=2), draft_model(3, length=2)])
+    cascade.bind(model)
+    names = {0: "Suffix", 2: "Independent", 3: "Independent 2"}
+    steps: list[list[tuple[int, tuple[int, ...]]]] = [[], []]
+
+    def note(step: DecodeStep, numbers: range) -> None:
+        for number in numbers:
+            steps[number].append((len(step.emitted[number]), step.origins[number]))
+
+    options = DecodeOptions(max_new_tokens=40, ignore_end=True, shape=tree)
+    found = generate(model, cascade, [REPEATED, NEW], options, batch_size=2, on_step=note)
+    for one, taken in zip(found, steps, strict=True):
+        expected: list[str | None] = []
+        for count, origins in taken:
+            expected += [names[origin] for origin in origins] + [None] * (count - len(origins))
+        assert list(one.sources) == expected and len(one.sources) == len(one.token_ids)
+        assert [name is not None for name in one.sources] == list(one.accepted_mask)
+        drafted = Counter(name for name in one.sources if name is not None)
+        assert one.metrics.by_source == {name: drafted[name] for name in names.values()}
+    both = found[0].metrics + found[1].metrics
+    assert list(both.by_source) == list(names.values())
+    assert sum(both.by_source.values()) == both.accepted > 0
+    if tree is not None:  # of chains the first draft model has every one that suffix has not
+        assert both.by_source["Independent 2"] > 0, "the target itself drafted nothing"
+
+
+def test_both_origins_of_a_prediction_are_one_source() -> None:
+    """Where it stands from the start, and where it was found again."""
+    model = target()
+    cascade = load_drafter("prediction+suffix")
+    cascade.bind(model)
+    options = DecodeOptions(max_new_tokens=24, ignore_end=True)
+    (plain,) = generate(model, NoDrafter(), [NEW], options)
+    text = list(plain.token_ids)
+    text[4] = (text[4] + 1) % V  # behind it the prediction is found again
+    (made,) = generate(model, cascade, [NEW], options, predictions=[text])
+    assert {0, 1} <= made.metrics.by_origin.keys()
+    counts = Counter(made.sources)
+    own = {name: counts[name] for name in ("prediction", "suffix")}
+    assert made.metrics.by_source == own and own["prediction"] > 10
+
+
+def test_a_drafter_that_is_one_source_names_none() -> None:
+    model, drafter = target(), draft_model(3)
+    drafter.bind(model)
+    (made,) = generate(model, drafter, [NEW], DecodeOptions(max_new_tokens=12))
+    assert made.metrics.accepted and made.sources == () and made.metrics.by_source == {}
+
+
+def test_a_cascade_within_one_keeps_the_names_of_its_parts() -> None:
+    inner = load_drafter("suffix+prompt_lookup")
+    names = Cascade([PredictionDrafter(), inner], ["prediction", "inner"]).sources
+    assert names == ("prediction", "prediction", "suffix", "prompt_lookup")
+
+
+def one_model_twice() -> list[Drafter]:
+    model = draft_model(3)
+    return [model, Suffix(), model]
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda: [Suffix(), Suffix()], "Suffix"),
+        (lambda: [Suffix(), PromptLookup(), Suffix(Suffix.Config(min_match=4))], "Suffix"),
+        (one_model_twice, "Independent"),
+        (lambda: [Suffix(), load_drafter("prompt_lookup+suffix")], "suffix"),
+        (lambda: [Medusa(Medusa.Config(source="a")) for _ in range(2)], "Medusa"),
+    ],
+    ids=["one kind", "other options", "one object", "within another", "one folder"],
+)
+def test_one_source_twice_is_refused(build: Callable[[], list[Drafter]], name: str) -> None:
+    with pytest.raises(InputError, match=f"names {name} twice: name each source once"):
+        Cascade(build())
+
+
+def test_one_source_twice_is_refused_before_anything_is_loaded() -> None:
+    """By the options alone, also where neither folder exists."""
+    with pytest.raises(InputError, match="names independent twice: name each source once"):
+        DraftingConfig().check_assignments(("independent:no/a+independent:no/b",))
+
+
+@pytest.mark.parametrize("name", ["mine+mine", "mine+other", "suffix+mine", "mine+nothing"])
+def test_a_folder_in_a_cascade_is_to_be_written_with_its_kind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "mine", tmp_path / "other"):
+        folder.mkdir()
+        (folder / "drafter.json").write_text('{"kind": "hass", "options": {}}')
+    with pytest.raises(InputError, match=r"write hass:mine, and name each source once"):
+        load_drafter(name)
+
+
+def test_a_draft_models_folder_in_a_cascade_is_to_be_written_with_its_kind(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=f"write independent:{tmp_path}"):
+        load_drafter(f"{tmp_path}+{tmp_path}")
 
 
 def test_predictions_reach_the_drafter_that_reads_them() -> None:
@@ -404,7 +524,9 @@ def test_a_path_with_a_plus_is_a_path(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("suffix+suffix", [], "names suffix twice"),
+        ("suffix+suffix", [], "names suffix twice: name each source once"),
+        ("suffix+sufix", [], "its part 'sufix' is no drafter"),
+        ("a/b+c/d", [], "does not exist"),
         ("suffix+none", [], "drafts nothing"),
         ("suffix+lookahead", [], "use it alone"),
         ("suffix+hass", [], "needs a model"),

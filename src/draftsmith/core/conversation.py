@@ -157,7 +157,8 @@ class Conversation:
         known = self._session.tokens[0] if self._session.tokens else []
         cached = min(common_prefix(prompt, known), len(prompt) - 1)
         tokens: list[int] = []
-        counts, finish, start = DraftCounts(), INTERRUPTED, time.perf_counter()
+        finish, start = INTERRUPTED, time.perf_counter()
+        counts = DraftCounts(sources=self._generator.drafter.sources)
 
         def made() -> Turn:
             seconds = time.perf_counter() - start

@@ -70,6 +70,8 @@ class DraftCounts:
     """Per depth: (times offered with all its predecessors accepted, times accepted)."""
     by_origin: dict[int, int] = field(default_factory=dict)
     """Accepted tokens per origin of the draft."""
+    sources: tuple[str, ...] = ()
+    """`Drafter.sources`: the name of the source behind each origin; empty: there is one source."""
 
     def add_step(self, step: DecodeStep, row: int) -> None:
         if not step.active[row]:
@@ -104,7 +106,16 @@ class DraftCounts:
             proposed=self.proposed + other.proposed,
             by_position=positions,
             by_origin=dict(sorted(origins.items())),
+            sources=self.sources or other.sources,
         )
+
+    @property
+    def by_source(self) -> dict[str, int]:
+        """Accepted tokens per source, of a drafter that joins several; else empty."""
+        counts = dict.fromkeys(self.sources, 0)
+        for origin, count in self.by_origin.items() if counts else ():
+            counts[self.sources[origin]] += count
+        return counts
 
     @property
     def tokens_per_step(self) -> float:
@@ -146,6 +157,9 @@ class Generation:
     metrics: DraftCounts
     accepted_mask: tuple[bool, ...]
     """Per generated token: it was drafted (else it is the target's own)."""
+    sources: tuple[str | None, ...] = ()
+    """Per generated token, of a drafter that joins several: the name of the one that drafted it;
+    None: it is the target's own. Empty: the drafter is one source."""
 
 
 def generate(
@@ -185,7 +199,8 @@ def generate(
         batch = [prompts[i] for i in numbers]
         tokens: list[list[int]] = [[] for _ in batch]
         drafted: list[list[bool]] = [[] for _ in batch]
-        counts = [DraftCounts() for _ in batch]
+        named: list[list[str | None]] = [[] for _ in batch]
+        counts = [DraftCounts(sources=drafter.sources) for _ in batch]
         finish = ["length"] * len(batch)
         for step in decode(
             target,
@@ -199,6 +214,9 @@ def generate(
                 new, accepted = step.emitted[b], step.accepted[b]
                 tokens[b].extend(new)
                 drafted[b].extend([True] * accepted + [False] * (len(new) - accepted))
+                if drafter.sources:
+                    named[b] += [drafter.sources[origin] for origin in step.origins[b]]
+                    named[b] += [None] * (len(new) - accepted)
                 counts[b].add_step(step, b)
                 finish[b] = step.finish[b] or finish[b]
             if on_step is not None:
@@ -214,6 +232,7 @@ def generate(
                 finish_reason=finish[b],
                 metrics=counts[b],
                 accepted_mask=tuple(drafted[b]),
+                sources=tuple(named[b]),
             )
             results.append(made)
             if on_done is not None:

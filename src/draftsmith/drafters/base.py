@@ -157,6 +157,9 @@ class Drafter(nn.Module, abc.ABC):
     repeats_outputs: bool = False
     """Whether it drafts from outputs, which the same seed would give again: from predictions, or
     past requests. `match` alone verifies these without a change of the law."""
+    sources: tuple[str, ...] = ()
+    """The name of the source behind each origin of its drafts (`DraftTree.origin_BN`), where it
+    joins several. Empty: it is one source."""
     rates_nodes: bool = False
     """Its trees are to say how probable their nodes are (`DraftTree.prob_BN`), also where that
     takes work: a cascade asks for it."""

@@ -20,7 +20,7 @@ k-th after it k + 1. A token that several drafted is of the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import as_opaque, rows_of
 from draftsmith.core.types import PADDING, DraftTree, Proposal, RequestBatch, Signals, TreeShape
 from draftsmith.drafters.base import Accepted, Drafter, DraftState, TargetView
+from draftsmith.drafters.config import check_sources
 from draftsmith.drafters.merging import FilledTree, add_draft, stacked
 
 
@@ -57,16 +58,27 @@ class Cascade(Drafter):
 
     takes_trees = True
 
-    def __init__(self, parts: Sequence[Drafter]) -> None:
+    def __init__(self, parts: Sequence[Drafter], names: Sequence[str] | None = None) -> None:
         """
+        Args:
+            names: of the parts, as counts by source call them; None: those of their classes.
+
         Raises:
-            InputError: fewer than two drafters, one that drafts nothing or reads probes of its own
-                at every step, or two that read hidden states.
+            InputError: fewer than two drafters, one of them twice, one that drafts nothing or reads
+                probes of its own at every step, or two that read hidden states.
         """
         super().__init__()
+        names = [type(part).__name__ for part in parts] if names is None else names
         # a cascade within one would have its origins counted as one drafter's
-        parts = [one for part in parts for one in part.parts]
+        named = [
+            (name, one)
+            for part, outer in zip(parts, names, strict=True)
+            for name, one in zip(part.sources[1:] or (outer,), part.parts, strict=True)
+        ]
+        parts = [one for _, one in named]
         require(len(parts) > 1, "a cascade needs two drafters or more")
+        check_sources("a cascade", [(name, _identity(one)) for name, one in named])
+        self.sources = _by_origin([name for name, _ in named])
         for part in parts:
             name, shape = type(part).__name__, part.default_shape
             require(part.longest != 0, f"{name} drafts nothing: leave it out of the cascade")
@@ -211,6 +223,21 @@ class Cascade(Drafter):
                 seen = replace(accepted, tree=replace(accepted.tree, fed_BN=mine_BN))
             after.append(part.advance(own, seen))
         return _State(after)
+
+
+def _identity(part: Drafter) -> Hashable:
+    """What tells a drafter from others: its class and, where it has a model, which one."""
+    model = getattr(part.config, "source", None)
+    return type(part), part if model == "" else model
+
+
+def _by_origin(names: Sequence[str]) -> tuple[str, ...]:
+    """The name behind each origin, see above; the second of one name has a number."""
+    own = [
+        f"{name} {count}" if (count := names[: at + 1].count(name)) > 1 else name
+        for at, name in enumerate(names)
+    ]
+    return (own[0], *own)
 
 
 Drafts = Callable[[int, np.ndarray], DraftTree]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,12 +62,28 @@ def drafter_parts(name: str) -> tuple[str, str | None]:
 
 def cascade_parts(name: str) -> list[str]:
     """The drafters that a name joins with '+', first to last; the name alone if it joins none (a
-    path may hold a '+')."""
+    path may hold a '+').
+
+    Raises:
+        InputError: it joins two of one kind, which options KIND.KEY=VALUE could not tell apart.
+    """
     require_name("a drafter", name)
     name = os.fspath(name)
     parts = name.split("+")
-    joined = len(parts) > 1 and all(part.partition(":")[0] in kinds() for part in parts)
-    return parts if joined and not os.path.exists(name) else [name]
+    named = [part.partition(":")[0] for part in parts]
+    if len(parts) < 2 or not set(named) <= set(kinds()) or os.path.exists(name):
+        return [name]
+    check_sources(f"--drafter {name}", [(kind, kind) for kind in named])
+    return parts
+
+
+def check_sources(cascade: str, sources: Iterable[tuple[str, Hashable]]) -> None:
+    """Raise `InputError` where a cascade has one source twice; `sources`: of each its name, and
+    what tells it from the others."""
+    seen = set()
+    for name, source in sources:
+        require(source not in seen, f"{cascade} names {name} twice: name each source once")
+        seen.add(source)
 
 
 def drafter_manifest(folder: Path) -> dict[str, Any]:

@@ -73,8 +73,6 @@ def load_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
 def _cascade(parts: Sequence[str], assignments: Sequence[str]) -> Drafter:
     """The drafters of a name that joins several; assignments say KIND.KEY=VALUE."""
     named = [drafter_parts(part)[0] for part in parts]
-    for kind in named:
-        require(named.count(kind) == 1, f"--drafter {'+'.join(parts)} names {kind} twice")
     for text in assignments:
         require(
             text.partition(".")[0] in named,
@@ -87,7 +85,8 @@ def _cascade(parts: Sequence[str], assignments: Sequence[str]) -> Drafter:
                 part, [text[len(kind) + 1 :] for text in assignments if text.startswith(f"{kind}.")]
             )
             for part, kind in zip(parts, named, strict=True)
-        ]
+        ],
+        named,
     )
 
 
@@ -105,13 +104,8 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
         )
     if len(cascade_parts(spec)) > 1:
         raise InputError(f"--drafter {spec!r}: each part of a cascade learns by itself; name one.")
-    joined = spec.split("+")
-    odd = [one for one in joined if one.partition(":")[0] not in kinds()]
-    if kind not in kinds() and 0 < len(odd) < len(joined):
-        raise InputError(
-            f"--drafter {spec!r}: its part {odd[0]!r} is no drafter (one with weights is written "
-            f"KIND:FOLDER){nearest(odd[0], kinds())}."
-        )
+    if kind not in kinds():
+        _refuse_parts(spec)
     if kind not in kinds() and (os.sep in spec or os.path.isdir(spec)):
         what = "has no config.json" if os.path.isdir(spec) else "does not exist"
         raise InputError(
@@ -140,6 +134,27 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
                 f"or begin from nothing with --drafter {kind}."
             )
     return cls(override(from_dict(cls.Config, given), assignments))
+
+
+def _refuse_parts(spec: str) -> None:
+    """Raise `InputError` for a cascade with a part that is no KIND or KIND:SOURCE; any other name
+    joins nothing."""
+    joined = spec.split("+")
+    odd = [one for one in joined if one.partition(":")[0] not in kinds()]
+    found = {one: drafter_parts(one) for one in odd if one}
+    folders = [one for one, (_, source) in found.items() if source == one]
+    if len(joined) < 2 or not odd or not (folders or len(odd) < len(joined)):
+        return
+    if folders:
+        kind, _ = found[folders[0]]
+        raise InputError(
+            f"--drafter {spec!r}: its part {folders[0]!r} is a folder, which a cascade takes as "
+            f"KIND:FOLDER: write {kind}:{folders[0]}, and name each source once."
+        )
+    raise InputError(
+        f"--drafter {spec!r}: its part {odd[0]!r} is no drafter (one with weights is written "
+        f"KIND:FOLDER){nearest(odd[0], kinds())}."
+    )
 
 
 def option_keys(assignments: Sequence[str]) -> list[str]:
