@@ -45,6 +45,8 @@ SMALL = "--size tiny --layers 1 --heads 2 --hidden 16 --intermediate 24"
 SIZES = "--target-params 12853473280 --target-tokens 180B --draft-tokens 1.8e11"
 RUNS = {
     "generate": "generate --target target --prompt cat --max-new-tokens 3 --drafter draft",
+    "generate with a cascade": "generate --target target --prompt cat --max-new-tokens 3 "
+    "--drafter suffix+prompt_lookup",
     "bench": "bench --target target --suite suite.txt --limit 2 --max-new-tokens 6 --repeats 1 "
     "--drafter none,prompt_lookup,draft --temperature 0 --out OUT",
     "bench --perplexity": "bench --target target --suite suite.txt --limit 2 --max-new-tokens 8 "

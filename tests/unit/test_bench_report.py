@@ -31,6 +31,7 @@ from draftsmith.bench.summary import (
     render,
     rows,
     samples,
+    source_sentences,
     speed_sentences,
     summary,
     tag_table,
@@ -370,6 +371,39 @@ def test_records_that_do_not_say_what_lies_in_loops_give_no_share() -> None:
         assert entry["loop_share"] is None
     assert summary(a_report())["drafters"][2]["acceptance_rate_outside_loops"] is None
     assert not any("loops" in said for said in speed_sentences(a_report()))
+
+
+def with_sources(report: BenchReport) -> BenchReport:
+    """The 20 accepted tokens of each text are of two sources."""
+    shares = {"suffix": 5, "prompt_lookup": 15}
+    counted = [replace(r, by_source=shares if r.accepted else None) for r in report.records]
+    return replace(report, records=tuple(counted))
+
+
+def test_accepted_tokens_by_source_stand_in_summary_and_page() -> None:
+    report = with_sources(a_report())
+    plain, _, entry, *_ = summary(report)["drafters"]
+    assert plain["accepted_by_source"] is None
+    assert entry["accepted_by_source"] == {"suffix": 8 * 5, "prompt_lookup": 8 * 15}
+    said = source_sentences(report)
+    assert len(said) == 4, "one for each of two drafters and two temperatures"
+    page = render(report, ())
+    for sentence in said:
+        assert "suffix 40 (25%), prompt_lookup 120 (75%)" in sentence and sentence in page
+
+
+def test_records_that_do_not_say_by_source_give_no_counts() -> None:
+    """Those of earlier versions; also beside some that do."""
+    report = with_sources(a_report())
+    first = next(r for r in report.records if r.by_source)
+    mixed = tuple(replace(r, by_source=None) if r is first else r for r in report.records)
+    (entry,) = [
+        e
+        for e in summary(replace(report, records=mixed))["drafters"]
+        if (e["name"], e["temperature"]) == (first.drafter, first.temperature)
+    ]
+    assert entry["accepted_by_source"] is None
+    assert source_sentences(a_report()) == []
 
 
 def test_fewer_prompts_than_asked_for_are_said_and_recorded() -> None:

@@ -24,9 +24,11 @@ from draftsmith.core.generation import Arm, generate
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import no_garbage_collection
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TreeShape
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.suffix import Suffix
 from draftsmith.errors import InputError
 from draftsmith.provenance import append_jsonl, write_json_atomic
 from draftsmith.targets.hf import HFTarget
@@ -209,6 +211,25 @@ def test_texts_with_origins_are_kept_once(measured: tuple[RunRecord, ...]) -> No
     assert all(drafted)
     plain = next(r for r in measured if r.drafter == BASELINE and r.pieces)
     assert not any(piece.drafted for piece in plain.pieces or ())
+
+
+def test_records_of_a_cascade_count_by_source(target: HFTarget, tmp_path: Path) -> None:
+    cascade = Cascade([Suffix(), Independent(Independent.Config(), model=a_target())])
+    cascade.bind(target)
+    arms = (Arm(name=BASELINE, drafter=NoDrafter()), Arm(name="joined", drafter=cascade))
+    bench = Bench(make_plan(target, arms=arms, samplers=SAMPLERS[:1], repeats=1))
+    bench.prepare()
+    found = tuple(record for lines in bench.records() for record in lines)
+    for record in found:
+        if record.drafter != "joined":
+            assert record.by_source is None
+            continue
+        assert record.by_source is not None and record.by_origin is not None
+        assert list(record.by_source) == ["Suffix", "Independent"]
+        assert record.by_source["Suffix"] == record.by_origin.get("0", 0)
+        assert record.by_source["Independent"] == record.by_origin.get("2", 0) > 0
+    append_jsonl(tmp_path / "records.jsonl", *found)
+    assert records_module.read(tmp_path / "records.jsonl") == found
 
 
 def test_records_survive_the_file(measured: tuple[RunRecord, ...], tmp_path: Path) -> None:

@@ -80,6 +80,17 @@ def test_the_text_does_not_depend_on_the_drafter(models: Path) -> None:
     assert "drafted tokens were accepted" not in plain.err
 
 
+def test_a_cascade_says_whose_drafts_were_accepted(models: Path) -> None:
+    drafter = f"suffix+independent:{models / 'target'}"
+    ended = chat(models, "--drafter", drafter, "--json", stdin="the cat\n/stats\n")
+    (turn,) = ended.json["turns"]
+    assert list(turn) == [*FIELDS, "accepted_by_source"]
+    suffix, model = turn["accepted_by_source"].values()
+    assert suffix + model > 0
+    (said,) = [line for line in ended.err.splitlines() if line.startswith("the last answer")]
+    assert f"suffix {suffix}, independent {model}" in said
+
+
 def test_commands(models: Path) -> None:
     ended = chat(models, stdin="the cat\n/undo\n/system be brief\nthe cat\n/reset\nthe cat\n")
     assert ended.code == 0

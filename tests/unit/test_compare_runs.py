@@ -270,6 +270,7 @@ def test_wrong_values_are_refused_with_the_file(
         ({"by_position": [[19, 20]]}, "20 of 19 accepted at depth 0"),
         ({"by_origin": {"0": 21}}, "by_origin adds up to 21"),
         ({"by_origin": {"0": 21, "1": -1}}, "by_origin.1 must be"),
+        ({"by_source": {"suffix": 21}}, "by_source adds up to 21"),
         ({"outside_loops": {"steps": 1, "tokens": 2, "accepted": 3, "offered": 4}}, "outside_loop"),
         ({"seconds_outside_loops": 99.0}, "seconds_outside_loops is 99.0, above decode_seconds"),
         ({"divergence": {"at": 41, "gap": 0, "bound": 0}}, "divergence.at is 41"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from draftsmith.plan.length_policy import AdaptiveLength
 from draftsmith.targets.hf import HFTarget
 
 FIELDS = ["prompt", "text", "token_ids", "finish_reason", "tokens_per_step", "acceptance_rate"]
+SOURCES = ["suffix", "independent"]
 PROMPTS = ("def add(left, right):\n", "the cat sat", "return left")
 
 
@@ -94,6 +96,27 @@ def test_greedy_text_does_not_depend_on_the_drafter(
     assert [r["token_ids"] for r in drafted] == [r["token_ids"] for r in plain]
     if "independent" in words[1]:
         assert all(r["acceptance_rate"] is not None for r in drafted)
+
+
+def test_a_cascade_says_of_each_token_whose_draft_it_was(
+    run_json: Command, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cascade = ["--drafter", f"suffix+independent:{models / 'draft'}"]
+    words = [*prompt_words(*PROMPTS), "--max-new-tokens", "20", *cascade]
+    found = run_json(*words)
+    total: Counter[str] = Counter()
+    for result in found:
+        assert list(result) == [*FIELDS, "accepted_by_source", "sources"]
+        assert len(result["sources"]) == len(result["token_ids"])
+        own = Counter(name for name in result["sources"] if name is not None)
+        assert result["accepted_by_source"] == {name: own[name] for name in SOURCES}
+        total += own
+    assert total["independent"] > 0
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "--target", str(models / "target"), *words])
+    assert end.value.code == 0
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.endswith(", ".join(f"{name} {total[name]}" for name in SOURCES))
 
 
 def test_a_seed_fixes_the_text_and_another_one_changes_it(run_json: Command) -> None:

@@ -133,7 +133,7 @@ def time_decode(
     prefill_end = ends[0] if ends else 0.0
     split = {name: recorder.seconds.get(name, 0.0) - prefill_split.get(name, 0.0) for name in SPLIT}
     rows = range(len(prompts))
-    counts = tuple(DraftCounts() for _ in rows)
+    counts = tuple(DraftCounts(sources=arm.drafter.sources) for _ in rows)
     for step in steps:
         for b in rows:
             counts[b].add_step(step, b)

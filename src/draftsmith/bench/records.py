@@ -140,6 +140,9 @@ class RunRecord:
     """Per depth: (times offered behind accepted ones, times accepted)."""
     by_origin: dict[str, int] | None = None
     """Accepted tokens per origin of the draft."""
+    by_source: dict[str, int] | None = None
+    """Accepted tokens per source, of a drafter that joins several; None: it is one source, or an
+    older record, which does not say."""
     finish_reason: str
     seconds: float
     """Wall-clock time from the prompt to the last token."""
@@ -221,6 +224,7 @@ _NEVER_ABOVE = (
     *(("decode_tokens", "tokens"), ("loop_tokens", "tokens"), ("accepted", "tokens")),
     *(("accepted", "offered"), ("offered", "proposed")),
 )
+_SHARES_OF_ACCEPTED = ("by_origin", "by_source")
 _PARTS = ("phases", "costs", "divergence", "floor", "outside_loops")
 _ROUNDING = 1e-6
 """Seconds that add up may differ by this share of them, ..."""
@@ -233,7 +237,8 @@ def _faults(record: RunRecord) -> Iterator[str]:
     given = {name: getattr(record, name) for name in _NEVER_BELOW_ZERO}
     for part in filter(lambda name: getattr(record, name) is not None, _PARTS):
         given |= {f"{part}.{k}": v for k, v in asdict(getattr(record, part)).items()}
-    given |= {f"by_origin.{k}": v for k, v in (record.by_origin or {}).items()}
+    for part in _SHARES_OF_ACCEPTED:
+        given |= {f"{part}.{k}": v for k, v in (getattr(record, part) or {}).items()}
     for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:
             yield f"{name} must be 0 or more, got {value}"
@@ -272,8 +277,10 @@ def _faults_of_counts(record: RunRecord) -> Iterator[str]:
         yield f"tokens is {record.tokens}, but {steps} steps accepted {accepted}"
     if record.decode_steps is not None and record.decode_steps != steps - 1:
         yield f"decode_steps is {record.decode_steps}, but steps {steps}, one for the prompt"
-    if record.by_origin is not None and sum(record.by_origin.values()) != accepted:
-        yield f"by_origin adds up to {sum(record.by_origin.values())}, but accepted is {accepted}"
+    for part in _SHARES_OF_ACCEPTED:
+        shares = getattr(record, part)
+        if shares is not None and sum(shares.values()) != accepted:
+            yield f"{part} adds up to {sum(shares.values())}, but accepted is {accepted}"
     if record.by_position and sum(took for _, took in record.by_position) != accepted:
         yield f"by_position adds up to other accepted tokens than accepted ({accepted})"
     most = steps
@@ -316,6 +323,9 @@ class DrafterMetrics:
     """Mean over prompts of each prompt's rate."""
     node_acceptance_rate: float | None
     acceptance_by_position: tuple[float, ...] | None
+    accepted_by_source: dict[str, int] | None
+    """Accepted tokens per source, of a drafter that joins several; None: some record does not
+    say."""
     speedup: float | None
     speedup_ci95: Interval | None
     """None with fewer than two groups of prompts."""
@@ -411,6 +421,7 @@ def _metrics(
         acceptance_rate_per_prompt=statistics.fmean(rates) if rates else None,
         node_acceptance_rate=accepted / proposed if proposed else None,
         acceptance_by_position=positions or None,
+        accepted_by_source=_accepted_by_source(mine),
         speedup=weighted_speedup(paces),
         speedup_ci95=bootstrap_interval(paces),
         speedup_median_prompt=statistics.median(p.baseline / p.candidate for p in paces)
@@ -521,6 +532,14 @@ def offers_by_position(records: Iterable[RunRecord]) -> list[tuple[int, int]]:
     """Add up per depth: (times offered behind accepted ones, times accepted)."""
     columns = zip_longest(*(record.by_position for record in records), fillvalue=(0, 0))
     return [(sum(a for a, _ in column), sum(b for _, b in column)) for column in columns]
+
+
+def _accepted_by_source(records: Sequence[RunRecord]) -> dict[str, int] | None:
+    found = [record.by_source for record in records if record.by_source is not None]
+    if len(found) < len(records):
+        return None
+    names = dict.fromkeys(name for one in found for name in one)
+    return {name: sum(one.get(name, 0) for one in found) for name in names}
 
 
 def _rates_by_prompt(records: Sequence[RunRecord]) -> list[float]:

@@ -338,6 +338,7 @@ class Bench:
             counted = {field: getattr(counts, field) for field in same}
             counted["by_position"] = tuple(counts.by_position)
             counted["by_origin"] = {str(key): value for key, value in counts.by_origin.items()}
+            counted["by_source"] = counts.by_source or None
             if table is not None:
                 costs = table.predict(name, temperature, run.decode_tokens[b], run.widths)
         tokenizer = self.plan.target.tokenizer

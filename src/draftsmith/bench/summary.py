@@ -301,6 +301,23 @@ def speed_sentences(report: BenchReport) -> list[str]:
     return said
 
 
+def source_sentences(report: BenchReport) -> list[str]:
+    """Write one sentence per drafter that joins several about whose drafts were accepted."""
+    labels, out = report.labels(), []
+    for entry in report.drafters:
+        if entry.accepted_by_source:
+            whole = sum(entry.accepted_by_source.values())
+            own = [
+                f"{name} {count}" + (f" ({percent(count / whole)})" if whole else "")
+                for name, count in entry.accepted_by_source.items()
+            ]
+            out.append(
+                f"{labels[entry.name]} at temperature {entry.temperature:g}, accepted tokens by "
+                f"source: {', '.join(own)}"
+            )
+    return out
+
+
 def prompt_sentences(report: BenchReport) -> list[str]:
     """Say so when fewer prompts were measured than were asked for."""
     return short_of_prompts(len({record.prompt for record in report.records}), report.asked)
@@ -411,7 +428,7 @@ def render(report: BenchReport, drawn: Sequence[PlotImage]) -> str:
         report=report,
         rows=rows(report),
         columns=list(COLUMNS),
-        speed=[*prompt_sentences(report), *speed_sentences(report)],
+        speed=[*prompt_sentences(report), *speed_sentences(report), *source_sentences(report)],
         losslessness=losslessness_sentences(report),
         plots=drawn,
         samples=samples(report),

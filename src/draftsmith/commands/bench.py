@@ -132,6 +132,7 @@ def run(options: BenchOptions) -> dict[str, Any]:
     sentences = [
         *results.prompt_sentences(report),
         *results.speed_sentences(report),
+        *results.source_sentences(report),
         *results.losslessness_sentences(report),
     ]
     for sentence in (*sentences, f"report: {options.out / 'report.html'}"):

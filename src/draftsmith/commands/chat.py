@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from draftsmith.commands._options import VerbOptions
-from draftsmith.commands.generate import Stream
+from draftsmith.commands.generate import Stream, sources_line, sources_payload
 from draftsmith.config import each_at_least, require
 from draftsmith.core.config import SamplingConfig, check_temperature
 from draftsmith.data.prompts import text_prompts
@@ -116,7 +116,7 @@ def _payload(turn: Turn) -> dict[str, Any]:
         "prompt_tokens": turn.prompt_tokens,
         "cached_tokens": turn.cached_tokens,
         "dropped_turns": turn.dropped_turns,
-    }
+    } | sources_payload(turn.metrics)
 
 
 _KEYS = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."
@@ -291,4 +291,6 @@ def _figures(turns: Sequence[Turn], what: str) -> str:
     )
     if counts.acceptance_rate is not None:
         said += f"; {100 * counts.acceptance_rate:.0f} % of the drafted tokens were accepted"
+    if counts.sources:
+        said += f"; {sources_line(counts)}"
     return said

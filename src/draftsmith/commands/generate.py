@@ -23,7 +23,7 @@ from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
 
 if TYPE_CHECKING:
-    from draftsmith.core.generation import Generation
+    from draftsmith.core.generation import DraftCounts, Generation
     from draftsmith.core.types import DecodeStep
 
 
@@ -147,6 +147,8 @@ def run(options: GenerateOptions) -> dict[str, Any]:
                 "tokens_per_step": generation.metrics.tokens_per_step,
                 "acceptance_rate": generation.metrics.acceptance_rate,
             }
+            | sources_payload(generation.metrics)
+            | ({"sources": generation.sources} if generation.metrics.sources else {})
         )
         total = total + generation.metrics
         if options.stream:
@@ -167,11 +169,24 @@ def run(options: GenerateOptions) -> dict[str, Any]:
     if total.acceptance_rate is not None:
         said += f"; {100 * total.acceptance_rate:.0f} % of the drafted tokens were accepted"
     notes.print(said + (f"; {lossy}" if lossy else ""), soft_wrap=True)
+    if total.sources:
+        notes.print(sources_line(total), soft_wrap=True)
     how: dict[str, Any] = {}
     if options.model.fixed_width is not None:  # what it was asked for
         assert isinstance(target, HFTarget), "other targets refuse the option"
         how = {"engine": target.engine, "exact": target.exact}
     return {"results": results} | how | ({"lossy": lossy} if lossy else {})
+
+
+def sources_payload(counts: DraftCounts) -> dict[str, Any]:
+    """What `--json` says about the sources of a drafter that joins several; else nothing."""
+    return {"accepted_by_source": counts.by_source} if counts.sources else {}
+
+
+def sources_line(counts: DraftCounts) -> str:
+    """Whose drafts the accepted tokens were, of a drafter that joins several."""
+    own = ", ".join(f"{name} {count}" for name, count in counts.by_source.items())
+    return f"accepted tokens by source: {own}"
 
 
 def _print_prompt(out: Console, prompt: str, count: int, number: int) -> None:
