@@ -212,7 +212,8 @@ def parse(verb: str, words: Sequence[str]) -> Any:
     cls = options_of(verb)
     flags = flags_of(cls)
     words = join_minus_values(name_leading(words, flags), flags)
-    check_known(words, flags, verb)
+    drafts = "--drafter-option" in flags
+    check_known(words, flags, verb, _drafter_option if drafts else lambda name: None)
     check_values(words, flags, verb)
     return tyro.cli(
         cls,
@@ -220,6 +221,13 @@ def parse(verb: str, words: Sequence[str]) -> Any:
         args=words,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
+
+
+def _drafter_option(name: str) -> str | None:
+    """How an option of drafters is set; None: no drafter has one of this name."""
+    from draftsmith.drafters.config import option_names
+
+    return f"--drafter-option {name}=VALUE" if name in option_names() else None
 
 
 def _overview(verbs: Sequence[str], group: str = "") -> str:

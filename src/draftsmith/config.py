@@ -526,15 +526,27 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and not any(c in word.split("=", 1)[0] for c in " \n\t")
 
 
-def check_known(argv: Sequence[str], flags: Mapping[str, Flag], verb: str) -> None:
-    """Raise `InputError` for the first `--option` that the verb does not have."""
+def check_known(
+    argv: Sequence[str],
+    flags: Mapping[str, Flag],
+    verb: str,
+    meant: Callable[[str], str | None] = lambda name: None,
+) -> None:
+    """Raise `InputError` for the first `--option` that the verb does not have.
+
+    Args:
+        meant: what to write for a name (`draft_vocab`) that is known elsewhere, if it is; else the
+            flag of the nearest name is proposed.
+    """
     for word in argv:
         name = word.split("=", 1)[0]
         if not name.startswith("--") or any(blank in name for blank in " \t\n"):
             continue
         if name in ("--", "--help") or name.replace("_", "-") in flags:
             continue
+        other = meant(name.removeprefix("--").replace("-", "_"))
         hint = nearest(name, flags).split(" (known", 1)[0]
+        hint = hint if other is None else f"; did you mean {other!r}?"
         more = f"'draftsmith {verb} --help' lists all options"
         raise InputError(f"unknown option {name!r} of draftsmith {verb}{hint}; {more}")
 

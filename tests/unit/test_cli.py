@@ -70,6 +70,13 @@ def test_version_and_overview() -> None:
             ["generate", "--target", "T", "--prompt", "x", "--temperature", "-1"],
             "draftsmith: --temperature must be 0 (greedy) or a positive number",
         ),
+        (
+            ["distill", "--draft-vocab", "8192"],
+            "unknown option '--draft-vocab' of draftsmith distill; did you mean "
+            "'--drafter-option draft_vocab=VALUE'?",
+        ),
+        (["generate", "--min_match=3"], "'--drafter-option min_match=VALUE'"),
+        (["doctor", "--draft-vocab", "8192"], "unknown option '--draft-vocab' of draftsmith doc"),
         (["generate", "--prompt", "x"], "--target"),
         (["generate", "--target", "T", "--max-new-tokens", "many"], "--max-new-tokens"),
         (["generate", "--target", "T", "--dtype", "bf16"], "bfloat16"),
@@ -115,6 +122,18 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     for verb in cli.verbs():
         assert f"usage: draftsmith {verb} " in done.stdout
+
+
+def test_an_option_of_drafters_that_stands_alone_imports_nothing_heavy() -> None:
+    """The names of their options are read as text."""
+    code = (
+        "import sys\nfrom draftsmith import cli\n"
+        "try:\n    cli.main(['distill', '--draft-vocab', '8192'])\n"
+        "except SystemExit as end:\n"
+        "    print(end.code, *{'torch', 'transformers', 'numpy'} & {*sys.modules})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["2"] and "draft_vocab=VALUE" in done.stderr
 
 
 def test_a_verb_imports_no_module_of_another_verb() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +16,16 @@ from draftsmith.commands.bench import BenchOptions
 from draftsmith.commands.generate import GenerateOptions
 from draftsmith.config import flags_of, to_argv
 from draftsmith.core.config import SamplingConfig, TreeShape
-from draftsmith.drafters.config import DraftingConfig
+from draftsmith.drafters.config import DraftingConfig, built_in_kinds, option_names
+from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import InputError
 from draftsmith.targets.config import ModelConfig
+
+
+def test_names_of_drafter_options_are_those_of_every_kind() -> None:
+    own = [fields(drafter_class(kind).Config) for kind in built_in_kinds()]
+    assert option_names() == {field.name for some in own for field in some}
+
 
 BASE = ["--target", "T", "--prompt", "hello"]
 
