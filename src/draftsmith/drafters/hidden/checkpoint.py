@@ -117,13 +117,15 @@ def check_tensors(
         parts = [("lacks", missing), ("holds, and its kind has no,", unknown)]
         difference = "; ".join(f"{word} {_some(names)}" for word, names in parts if names)
         raise BackendError(
-            f"The drafter in {folder} {difference}: it is of another kind, or incomplete."
+            f"The drafter in {folder} {difference}: it is of another kind, or incomplete; name its "
+            "kind (KIND:FOLDER), or train or convert it again."
         )
     for name, one in sorted(found.items()):
         if one.shape != wanted[name].shape:
             raise BackendError(
                 f"The drafter in {folder} does not fit its config.json: {name} is "
-                f"{list(one.shape)}, but should be {list(wanted[name].shape)}."
+                f"{list(one.shape)}, but should be {list(wanted[name].shape)}; put back the file "
+                "that was changed, or train or convert the drafter again."
             )
         real = wanted[name].is_floating_point()
         if one.is_floating_point() != real or one.itemsize == 1:
@@ -208,11 +210,20 @@ def _check_embedding(embedding: Tensor, target: TargetView, folder: Path) -> Non
 def _check_vocabulary(d2t: Tensor, t2d: Tensor | None, vocab_size: int, folder: Path) -> None:
     """`d2t`: a draft id's distance to the target's; `t2d`: whether the drafter has a token."""
     ids = target_ids(d2t.cpu())
-    inside = bool(((ids >= 0) & (ids < vocab_size)).all())
-    if not inside or not bool((ids[1:] > ids[:-1]).all()):
+    outside = (ids < 0) | (ids >= vocab_size)
+    falls = torch.zeros_like(outside)
+    falls[1:] = ids[1:] <= ids[:-1]
+    if bool((outside | falls).any()):
+        at = int((outside | falls).int().argmax())
+        fault = f"which has ids below {vocab_size}"
+        if not outside[at]:
+            before = int(ids[at - 1])
+            again = before == ids[at]
+            fault = "as to the one before it" if again else f"behind {before}: they must ascend"
         raise BackendError(
-            f"The drafter in {folder} has a map of its vocabulary (d2t) that gives no ascending "
-            f"token ids below {vocab_size}: it was made for another target, or is damaged."
+            f"The drafter in {folder} has a map of its vocabulary (d2t) that gives its token {at} "
+            f"the id {int(ids[at])} of the target, {fault}; give the target that it was made for, "
+            "or train or convert it again."
         )
     if t2d is None:
         return
