@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ from draftsmith.core.types import PADDING, RequestBatch, TreeShape
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.suffix import MOST_PLACES, OwnText, PastTexts, Suffix, continuation
+from draftsmith.drafters.vocabulary import vocabulary_sha256
 from draftsmith.errors import InputError
+from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
@@ -265,6 +268,61 @@ def test_a_memory_is_saved_and_read(tmp_path: Path) -> None:
         Noise(0, (0,), [3]),
     )
     assert tree.tokens_BN[0][tree.parents_BN[0] != PADDING].tolist() == [7]
+
+
+def test_a_saved_memory_is_of_one_tokenizer(tmp_path: Path) -> None:
+    """Ids of another one would be in range and mean other tokens. Where either side does not say
+    which tokens it has, as in files of earlier versions, ids in range are read."""
+    path = tmp_path / "texts.json"
+    model, other = (tiny_target(8, seed=3) for _ in range(2))
+    model.tokenizer, other.tokenizer = Listed("abcdefgh"), Listed("abcdefhg")
+    drafter = Suffix(Suffix.Config(memory=100))
+    drafter.bind(model)
+    drafter.past.add([1, 2, 3, 4])
+    drafter.past.save(path)
+
+    def size(target: HFTarget) -> int:
+        again = Suffix(Suffix.Config(memory=100, saved=str(path)))
+        again.bind(target)
+        return again.past.size
+
+    assert size(model) == 4
+    with pytest.raises(InputError, match=r"another tokenizer .*: give the target that"):
+        size(other)
+    assert size(tiny_target(8, seed=3)) == 4, "a target without a tokenizer cannot tell"
+    content = json.loads(path.read_text())
+    for damaged in (7, "", []):
+        path.write_text(json.dumps(content | {"vocabulary_sha256": damaged}))
+        with pytest.raises(InputError, match="another tokenizer"):
+            size(model)
+    for old in ({"texts": content["texts"]}, content | {"vocabulary_sha256": None}):
+        path.write_text(json.dumps(old))
+        assert size(model) == size(other) == 4
+
+
+def test_what_is_saved_again_says_which_tokenizer_it_was_read_with(tmp_path: Path) -> None:
+    """A file without a digest, taken over by a memory that has one."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text('{"texts": [[1, 2, 3]]}')
+    model = tiny_target(8, seed=3)
+    model.tokenizer = Listed("abcdefgh")
+    drafter = Suffix(Suffix.Config(memory=100, saved=str(first)))
+    drafter.bind(model)
+    drafter.past.save(second)
+    assert json.loads(second.read_text()) == {
+        "texts": [[1, 2, 3]],
+        "vocabulary_sha256": vocabulary_sha256(model.tokenizer),
+    }
+
+
+class Listed:
+    """A tokenizer as far as its list of tokens."""
+
+    def __init__(self, letters: str) -> None:
+        self._letters = letters
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: at for at, letter in enumerate(self._letters)}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from draftsmith.core.trees import stack_drafts
 from draftsmith.core.types import DraftTree, TreeShape
 from draftsmith.drafters.base import Accepted, RowStates, TargetView, at_least
 from draftsmith.drafters.memory import Remembering
+from draftsmith.drafters.vocabulary import vocabulary_sha256
 from draftsmith.errors import InputError
 from draftsmith.provenance import read_json, refuse_device, write_text_atomic
 
@@ -83,6 +85,8 @@ class PastTexts:
         self._n = n
         self._texts: deque[list[int]] = deque()
         self._places: dict[tuple[int, ...], list[Place]] = {}
+        self.tokenizer: Any = None
+        """Whose token ids these are; None: it is not known."""
 
     def _runs(self, text: list[int]) -> Iterator[tuple[tuple[int, ...], int]]:
         """Each run of the text, and the place behind it."""
@@ -114,8 +118,11 @@ class PastTexts:
         return reversed(self._places.get(run, ()))
 
     def save(self, path: Path) -> None:
-        """Write the texts as JSON, `{"texts": [token ids, ...]}`, the oldest first."""
-        write_text_atomic(path, json.dumps({"texts": list(self._texts)}) + "\n")
+        """Write the texts as JSON, `{"texts": [token ids, ...], "vocabulary_sha256": ...}`, the
+        oldest first."""
+        digest = vocabulary_sha256(self.tokenizer)
+        content = {"texts": list(self._texts), "vocabulary_sha256": digest}
+        write_text_atomic(path, json.dumps(content) + "\n")
 
 
 def continuation(
@@ -230,7 +237,8 @@ class Suffix(Remembering[Row]):
 
         Raises:
             InputError: `corpus` or `saved` cannot be read, or holds too many tokens or such that
-                the target lacks; or texts of a target with another vocabulary are remembered.
+                the target lacks; or texts of a target with another vocabulary are remembered, or
+                `saved`.
         """
         if self._bound is None:
             found: list[list[int]] = []
@@ -246,6 +254,7 @@ class Suffix(Remembering[Row]):
                     )
             for text in found:
                 self.past.add(text)
+            self.past.tokenizer = target.tokenizer
         super().bind(target)
         self._end_ids = target.end_ids
 
@@ -304,6 +313,13 @@ def _saved(path: Path, target: TargetView) -> list[list[int]]:
     texts = found.get("texts") if isinstance(found, dict) else None
     if not isinstance(texts, list):
         raise InputError(f"drafter option saved: {path} holds no list `texts`.")
+    theirs, ours = found.get("vocabulary_sha256"), vocabulary_sha256(target.tokenizer)
+    if None not in (theirs, ours) and theirs != ours:  # files of earlier versions do not say
+        raise InputError(
+            f"drafter option saved: {path} holds token ids of another tokenizer ({theirs!s:.12}) "
+            f"than this target's ({ours:.12}): give the target that they were saved with, or "
+            "another file."
+        )
     for number, text in enumerate(texts):
         whole = isinstance(text, list) and all(type(token) is int for token in text)
         if not whole or not all(0 <= token < target.vocab_size for token in text):

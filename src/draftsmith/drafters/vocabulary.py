@@ -13,6 +13,8 @@ measured on re-tokenised text instead and is not the rate of a real decoder.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -53,6 +55,15 @@ def same_tokens(draft: Any, target: Any) -> bool:
     ours, theirs = draft.get_vocab(), target.get_vocab()
     small, large = sorted((ours, theirs), key=len)
     return all(large.get(token) == i for token, i in small.items())
+
+
+def vocabulary_sha256(tokenizer: Any) -> str | None:
+    """Digest of the tokens and their ids; None: there is no tokenizer, or it does not list them."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if get_vocab is None:
+        return None
+    content = json.dumps(sorted(get_vocab().items())).encode()
+    return hashlib.sha256(content).hexdigest()
 
 
 def padded(draft_size: int, target_size: int) -> Vocabularies:

@@ -19,8 +19,6 @@ compute is refused by name.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -36,6 +34,7 @@ from draftsmith.core.types import Signals
 from draftsmith.drafters.base import READING, TargetView, options_marked
 from draftsmith.drafters.config import drafter_manifest
 from draftsmith.drafters.hidden.network import target_ids
+from draftsmith.drafters.vocabulary import vocabulary_sha256
 from draftsmith.errors import BackendError, InputError
 from draftsmith.provenance import atomic_path, read_json, write_json_atomic
 from draftsmith.targets.hf import loading
@@ -249,17 +248,8 @@ def target_facts(target: TargetView, signals: Signals) -> dict[str, Any]:
         "hidden_size": None if target.config is None else int(target.config.hidden_size),
         "vocab_size": target.vocab_size,
         "layers": list(signals.layers),
-        "vocabulary_sha256": _vocabulary(target.tokenizer),
+        "vocabulary_sha256": vocabulary_sha256(target.tokenizer),
     }
-
-
-def _vocabulary(tokenizer: Any) -> str | None:
-    """Digest of the tokens and their ids; None: there is no tokenizer, or it does not list them."""
-    get_vocab = getattr(tokenizer, "get_vocab", None)
-    if get_vocab is None:
-        return None
-    content = json.dumps(sorted(get_vocab().items())).encode()
-    return hashlib.sha256(content).hexdigest()
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
