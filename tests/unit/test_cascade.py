@@ -468,7 +468,7 @@ def test_one_source_twice_is_refused(build: Callable[[], list[Drafter]], name: s
 
 def test_one_source_twice_is_refused_before_anything_is_loaded() -> None:
     """By the options alone, also where neither folder exists."""
-    with pytest.raises(InputError, match="names independent twice: name each source once"):
+    with pytest.raises(InputError, match="names the kind independent twice: name each"):
         DraftingConfig().check_assignments(("independent:no/a+independent:no/b",))
 
 
@@ -524,7 +524,8 @@ def test_a_path_with_a_plus_is_a_path(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("suffix+suffix", [], "names suffix twice: name each source once"),
+        ("suffix+suffix", [], "names the kind suffix twice: name each source once"),
+        ("d_eagle+d_eagle", [], "its part 'd_eagle' is no drafter .*KIND:FOLDER"),
         ("suffix+sufix", [], "its part 'sufix' is no drafter"),
         ("a/b+c/d", [], "does not exist"),
         ("suffix+none", [], "drafts nothing"),

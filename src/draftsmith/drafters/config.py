@@ -88,7 +88,7 @@ def cascade_parts(name: str) -> list[str]:
     named = [part.partition(":")[0] for part in parts]
     if len(parts) < 2 or not set(named) <= set(kinds()) or os.path.exists(name):
         return [name]
-    check_sources(f"--drafter {name}", [(kind, kind) for kind in named])
+    check_sources(f"--drafter {name}", [(f"the kind {kind}", kind) for kind in named])
     return parts
 
 

@@ -137,13 +137,14 @@ def make_drafter(spec: str, assignments: Sequence[str] = ()) -> Drafter:
 
 
 def _refuse_parts(spec: str) -> None:
-    """Raise `InputError` for a cascade with a part that is no KIND or KIND:SOURCE; any other name
-    joins nothing."""
+    """Raise `InputError` for a cascade with a part that is no KIND or KIND:SOURCE. Where no part is
+    a kind or a folder, a name with a '+' may be a path that does not exist."""
     joined = spec.split("+")
     odd = [one for one in joined if one.partition(":")[0] not in kinds()]
     found = {one: drafter_parts(one) for one in odd if one}
     folders = [one for one, (_, source) in found.items() if source == one]
-    if len(joined) < 2 or not odd or not (folders or len(odd) < len(joined)):
+    is_path = os.sep in spec and not folders and len(odd) == len(joined)
+    if len(joined) < 2 or not odd or is_path:
         return
     if folders:
         kind, _ = found[folders[0]]
