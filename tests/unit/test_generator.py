@@ -327,7 +327,7 @@ Wrong = Callable[[HFTarget], object]
         (lambda t: SamplingParams(top_p="0.9"), "top_p"),
         (lambda t: Generator(t, "prompt_lokup"), "prompt_lookup"),
         (lambda t: Generator(t, "prompt_lookup+griffin"), "needs a model"),
-        (lambda t: Generator(t, "suffix+prompt_lookup+suffix"), "names suffix twice"),
+        (lambda t: Generator(t, "suffix+prompt_lookup+suffix"), "names the kind suffix twice"),
         (lambda t: Generator(t, "suffix+none"), "drafts nothing"),
         (lambda t: Generator(t, "suffix+lookahead"), "use it alone"),
         (
