@@ -18,9 +18,7 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import BackendError, InputError
@@ -55,22 +53,6 @@ def _changed(folder: str) -> tuple[str, int]:
 def plugin_names(group: str) -> tuple[str, ...]:
     """The names that installed packages offer in this group, sorted; nothing is imported."""
     return tuple(sorted({point.name for point in offered(group)}))
-
-
-def plugin_files(group: str) -> tuple[Path, ...]:
-    """The source files of the modules that installed packages offer in this group, as far as they
-    are found without importing anything."""
-    found = []
-    for point in offered(group):
-        name, *inner = point.module.split(".")
-        spec = PathFinder.find_spec(name)
-        for part in inner:
-            within = None if spec is None else spec.submodule_search_locations
-            spec = None if within is None else PathFinder.find_spec(f"{name}.{part}", within)
-            name = f"{name}.{part}"
-        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
-            found.append(Path(spec.origin))
-    return tuple(found)
 
 
 def load_plugin(group: str, name: str, built_in: Iterable[str]) -> Any:

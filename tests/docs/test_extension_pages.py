@@ -16,12 +16,11 @@ import torch
 from tests.command_cases import network_words, ran, work_folder
 
 from draftsmith import plugins
-from draftsmith.cli import parse
 from draftsmith.config import InputError
 from draftsmith.core import verify_step
 from draftsmith.core.types import Proposal
 from draftsmith.distill.objectives import divergence
-from draftsmith.drafters.config import built_in_kinds, option_names
+from draftsmith.drafters.config import built_in_kinds
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.errors import BackendError
 from draftsmith.plugins import (
@@ -245,16 +244,6 @@ def test_a_package_that_is_installed_while_the_process_runs_is_known(
     assert "late" in plugin_names(DRAFTERS)
     with pytest.raises(BackendError, match="late_module"):
         drafter_class("late")
-
-
-def test_options_of_an_installed_drafter_are_known_without_importing_it(install: Install) -> None:
-    source = "raise ImportError\nclass Mine:\n    class Config:\n        breadth: int = 3\n"
-    install("mine", DRAFTERS, {"mine": "mine_module:Mine"}, source)
-    install("broken", DRAFTERS, {"broken": "broken_module:X"}, "class Config(:\n")
-    install("gone", DRAFTERS, {"gone": "gone_package.inner:X"})
-    assert "breadth" in option_names()
-    with pytest.raises(InputError, match="--drafter-option breadth=VALUE"):
-        parse("generate", ["--breadth", "4"])
 
 
 def test_built_in_names_are_taken(install: Install) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import os
 from collections.abc import Hashable, Iterable, Sequence
@@ -30,7 +29,7 @@ from draftsmith.core.config import (
     parse_tree,
 )
 from draftsmith.errors import InputError
-from draftsmith.plugins import DRAFTERS, plugin_files, plugin_names
+from draftsmith.plugins import DRAFTERS, plugin_names
 from draftsmith.provenance import read_json
 
 
@@ -47,15 +46,14 @@ def built_in_kinds() -> tuple[str, ...]:
 
 
 def option_names() -> set[str]:
-    """Names of the options of all kinds: the fields of every class `Config` here and in the modules
-    of installed entry points; reading them as text imports no torch."""
+    """Names of the options of all built-in kinds: the fields of every class `Config` here; reading
+    them as text imports no torch."""
     found: set[str] = set()
-    for file in (*Path(__file__).parent.rglob("*.py"), *plugin_files(DRAFTERS)):
-        with contextlib.suppress(OSError, ValueError, SyntaxError):  # it cannot be imported either
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and node.name == "Config":
-                    fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
-                    found |= {name.id for name in fields if isinstance(name, ast.Name)}
+    for file in Path(__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name == "Config":
+                fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
+                found |= {name.id for name in fields if isinstance(name, ast.Name)}
     return found
 
 
