@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.llama2c import babyllama, weights_folder
+from tests.tiny_models import tiny_tokenizer
 
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.generation import Generation, generate
@@ -20,8 +21,9 @@ from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.registry import load_drafter
 from draftsmith.drafters.tree_growth import drawing
+from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import BackendError, InputError
-from draftsmith.targets.hf import HFTarget, load_target
+from draftsmith.targets.hf import HFTarget, load_target, load_tokenizer
 from draftsmith.targets.toy import TabularTarget, tiny_target
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
@@ -148,10 +150,93 @@ def test_a_vocabulary_subset_proposes_only_its_own_tokens(tmp_path: Path) -> Non
     assert proposed <= set(kept)
 
 
-def test_a_subset_of_another_target_is_refused(tmp_path: Path) -> None:
-    drafter = subset_drafter(tmp_path, list(range(100, 132)), 32)
-    with pytest.raises(BackendError, match="made for another target"):
+@pytest.mark.parametrize(
+    ("d2t", "size", "said"),
+    [
+        (range(100, 132), 32, "names token 131, but the target has 64 tokens: it was made for"),
+        (range(30), 32, "names 30 tokens, but the draft model beside it has 32: it is of another"),
+        (range(100, 130), 32, "names 30 tokens, but the draft model beside it has 32"),
+    ],
+)
+def test_a_subset_of_another_model_says_which_of_the_two_it_is(
+    tmp_path: Path, d2t: range, size: int, said: str
+) -> None:
+    drafter = subset_drafter(tmp_path, list(d2t), size)
+    with pytest.raises(BackendError, match=said) as error:
         drafter.bind(tiny_target(64))
+    assert str(tmp_path / "draft_vocab.safetensors") in str(error.value)
+
+
+class Tokens:
+    """A tokenizer of which only the tokens are asked for."""
+
+    def __init__(self, *tokens: str) -> None:
+        self._ids = {token: i for i, token in enumerate(tokens)}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._ids
+
+
+ODD = VocabularySubset(torch.tensor([1, 3, 5]), 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "same"),
+    [
+        ("abcdef", True),
+        ("abcdefgh", True),  # added at the end
+        ("xbydzf", True),  # others are read as `unknown`, whatever they are
+        ("abcfed", False),
+        ("abcde", False),
+    ],
+)
+def test_a_subset_is_of_the_tokens_that_it_names(tmp_path: Path, tokens: str, same: bool) -> None:
+    ODD.save(tmp_path, Tokens(*"abcdef"))
+    found = VocabularySubset.beside(str(tmp_path))
+    assert found is not None and torch.equal(found.d2t, ODD.d2t) and found.unknown == ODD.unknown
+    found.check_tokens(None)  # token ids alone: the caller says that they are the same
+    if same:
+        return found.check_tokens(Tokens(*tokens))
+    with pytest.raises(BackendError, match=r"draft_vocab\.safetensors names tokens of another"):
+        found.check_tokens(Tokens(*tokens))
+
+
+@pytest.mark.parametrize("kept", ["digest", "tokenizer beside it", "neither"])
+def test_a_drafter_of_a_target_with_as_many_other_tokens_is_refused(
+    tmp_path: Path, kept: str
+) -> None:
+    """Files of earlier versions have no digest: the tokenizer beside them tells."""
+    target, other = tiny_target(300), tiny_target(300, seed=2)
+    target.tokenizer, other.tokenizer = tiny_tokenizer(), tiny_tokenizer()
+    other.tokenizer.get_vocab = lambda: {
+        token: 299 - i for token, i in target.tokenizer.get_vocab().items()
+    }
+    drafter = subset_drafter(tmp_path, list(range(32)), 32)
+    if kept == "digest":
+        found = VocabularySubset.beside(str(tmp_path))
+        assert found is not None and found.tokens_sha256 is None
+        found.save(tmp_path, target.tokenizer)
+    if kept == "tokenizer beside it":
+        target.tokenizer.save_pretrained(tmp_path)
+        target.config.save_pretrained(tmp_path)
+    drafter.bind(target)
+    if kept == "neither":
+        return drafter.bind(other)
+    with pytest.raises(BackendError, match="names tokens of another target") as error:
+        drafter.bind(other)
+    assert "draftsmith pretrain --tokenizer TARGET --vocab-subset" in str(error.value)
+
+
+def test_a_subset_of_mini_code_is_refused_for_mini_ende(tmp_path: Path) -> None:
+    """All of its ids exist there, and a good part of them, the bytes, are the same tokens."""
+    code, ende = (load_tokenizer(f"models/{name}/target") for name in ("mini-code", "mini-ende"))
+    made = VocabularySubset(torch.arange(0, min(len(code), len(ende)), 4), 0)
+    made.save(tmp_path, code)
+    found = VocabularySubset.beside(str(tmp_path))
+    assert found is not None
+    found.check_tokens(code)
+    with pytest.raises(BackendError, match="names tokens of another target"):
+        found.check_tokens(ende)
 
 
 def test_a_damaged_subset_is_named(tmp_path: Path) -> None:
@@ -172,6 +257,8 @@ def test_a_damaged_subset_is_named(tmp_path: Path) -> None:
         ([], [0], "no vocabulary"),
         ([0, 1], [0, 1], "no vocabulary"),
         ([0, 1], [0.5], "no vocabulary"),
+        ([0, -1], [0], "ids that no token has"),
+        ([0, 1], [2], "ids that no token has"),
     ],
 )
 def test_a_subset_that_is_no_list_of_tokens_is_refused(

@@ -26,8 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from draftsmith.distill.tokenizer_training import Subset
-from draftsmith.drafters.vocabulary import SUBSET_FILE
+from draftsmith.drafters.vocabulary import SUBSET_FILE, VocabularySubset
 from draftsmith.errors import BackendError, DraftsmithError
 from draftsmith.provenance import (
     Run,
@@ -44,7 +43,7 @@ LOADING = """
     model = AutoModelForCausalLM.from_pretrained("FOLDER")
     tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 """
-"""The end of the README of a model."""
+"""How a README says that a model is loaded."""
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -202,14 +201,14 @@ def remove(path: Path) -> None:
 
 
 def save_model(
-    folder: Path, model: PreTrainedModel, tokenizer: Any, subset: Subset | None, dtype: str
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    subset: VocabularySubset | None,
+    dtype: str,
 ) -> None:
-    """Save a model and its tokenizer in the format of transformers.
-
-    A reduced vocabulary is `draft_vocab.safetensors` with `d2t`: int64 [Vd], the target's id of
-    each of the model's ids, and `unknown`: int64 [1], the model's id that any other token was
-    fed as in training.
-    """
+    """Save a model and its tokenizer, the target's, in the format of transformers, and beside them
+    which of the target's tokens it has where these are a subset."""
     model = model.to(getattr(torch, dtype))
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     model.generation_config = GenerationConfig(
@@ -218,8 +217,18 @@ def save_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if subset is not None:
-        d2t, unknown = torch.from_numpy(subset.ids).long(), torch.tensor([subset.unknown])
-        save_file({"d2t": d2t, "unknown": unknown}, folder / SUBSET_FILE)
+        subset.save(folder, tokenizer)
+
+
+def model_ending(subset: VocabularySubset | None) -> str:
+    """The end of the README of a model: what its tokens are, and how it is loaded."""
+    if subset is None:
+        return LOADING
+    tokens = (
+        f"\nIts vocabulary is {len(subset.d2t)} tokens of the target's; `{SUBSET_FILE}` holds "
+        "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's.\n"
+    )
+    return tokens + LOADING
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from draftsmith.distill.batches import (
     blocks_per_step,
 )
 from draftsmith.distill.callbacks import usual_callbacks
-from draftsmith.distill.checkpoint import LOADING, finished_folder, save_model
+from draftsmith.distill.checkpoint import finished_folder, model_ending, save_model
 from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.distributed import (
     check_parts,
@@ -50,7 +50,7 @@ from draftsmith.distill.objectives.distillation import CrossEntropy
 from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.drafters.independent import Independent
-from draftsmith.drafters.vocabulary import SUBSET_FILE
+from draftsmith.drafters.vocabulary import VocabularySubset
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run
 
@@ -158,9 +158,13 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
         "attend_across_documents": options.data.attend_across_documents and not data.paired,
     }
     if accelerator.is_main_process:
-        readme = _readme(results, data.subset) + LOADING
+        subset = None
+        if data.subset is not None:
+            ids = torch.from_numpy(data.subset.ids).long()
+            subset = VocabularySubset(ids, data.subset.unknown)
+        readme = _readme(results) + model_ending(subset)
         with finished_folder(out, record, results, readme) as folder:
-            save_model(folder, finished, data.tokenizer, data.subset, options.save_dtype)
+            save_model(folder, finished, data.tokenizer, subset, options.save_dtype)
         shutil.rmtree(work, ignore_errors=True)
     accelerator.wait_for_everyone()
     _log.info(f"wrote {out}" + (f": {bits:.4f} bits per byte on held-out text" if bits else ""))
@@ -174,7 +178,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     )
 
 
-def _readme(results: Mapping[str, Any], subset: tokenizer_training.Subset | None) -> str:
+def _readme(results: Mapping[str, Any]) -> str:
     """The README of the model."""
     parts = [
         "# A model trained by `draftsmith pretrain`",
@@ -183,11 +187,6 @@ def _readme(results: Mapping[str, Any], subset: tokenizer_training.Subset | None
     ]
     if results["bits_per_byte"] is not None:
         parts.append(f"Held-out text: {results['bits_per_byte']:.4f} bits per byte.")
-    if subset is not None:
-        parts.append(
-            f"Its vocabulary is {len(subset.ids)} tokens of the target's; `{SUBSET_FILE}` holds "
-            "their ids in the target's vocabulary (`d2t`). The tokenizer files are the target's."
-        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -172,6 +172,8 @@ class Independent(Drafter):
     def bind(self, target: TargetView) -> None:
         self._target = target
         subset = VocabularySubset.beside(self.config.source)
+        if subset is not None:
+            subset.check_tokens(target.tokenizer)
         if self._draft is None:
             # beside a subset stands the target's tokenizer, whose ids are not the draft model's
             self._adopt(self._load(target, with_tokenizer=subset is None))

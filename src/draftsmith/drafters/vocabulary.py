@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftsmith.core.cache import KVCache
@@ -42,7 +43,7 @@ from draftsmith.drafters.tree_growth import (
 )
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
-from draftsmith.targets.hf import loading
+from draftsmith.targets.hf import has_tokenizer, load_tokenizer, loading
 
 SUBSET_FILE = "draft_vocab.safetensors"
 """File beside a draft model with a subset of the target's tokens."""
@@ -57,13 +58,17 @@ def same_tokens(draft: Any, target: Any) -> bool:
     return all(large.get(token) == i for token, i in small.items())
 
 
-def vocabulary_sha256(tokenizer: Any) -> str | None:
-    """Digest of the tokens and their ids; None: there is no tokenizer, or it does not list them."""
+def vocabulary_sha256(tokenizer: Any, ids: Collection[int] | None = None) -> str | None:
+    """Digest of the tokens and their ids, or of the tokens with these ids alone; None: there is no
+    tokenizer, or it does not list them."""
     get_vocab = getattr(tokenizer, "get_vocab", None)
     if get_vocab is None:
         return None
-    content = json.dumps(sorted(get_vocab().items())).encode()
-    return hashlib.sha256(content).hexdigest()
+    tokens = sorted(get_vocab().items())
+    if ids is not None:
+        kept = frozenset(ids)
+        tokens = [(token, i) for token, i in tokens if i in kept]
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
 def padded(draft_size: int, target_size: int) -> Vocabularies:
@@ -90,6 +95,10 @@ class VocabularySubset:
     """[Vd]: the target's id of each draft id."""
     unknown: int
     """Draft id that every other token is read as."""
+    tokens_sha256: str | None = None
+    """Digest of the tokens that `d2t` names, in the target's tokenizer; None: files of earlier
+    versions have none."""
+    file: Path = Path(SUBSET_FILE)
 
     @classmethod
     def beside(cls, source: str) -> VocabularySubset | None:
@@ -97,8 +106,11 @@ class VocabularySubset:
         path = Path(source) / SUBSET_FILE
         if not source or not path.is_file():
             return None
-        with loading(f"the draft model's vocabulary in {path}"):
-            tensors = load_file(path)
+        what = f"the draft model's vocabulary in {path}"
+        with loading(what), safe_open(path, framework="pt") as file:
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+            digest = (file.metadata() or {}).get("tokens_sha256")
         missing = {"d2t", "unknown"} - tensors.keys()
         if missing:
             raise BackendError(
@@ -116,16 +128,58 @@ class VocabularySubset:
                 f"{path} names a token of the target twice: it is damaged, train the draft model "
                 "again."
             )
-        return cls(d2t.long(), int(unknown))
+        if int(d2t.min()) < 0 or not 0 <= int(unknown) < len(d2t):
+            raise BackendError(
+                f"{path} holds ids that no token has: it is damaged, train the draft model again."
+            )
+        return cls(d2t.long(), int(unknown), digest, path)
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Write it beside the draft model. `tokenizer`: the target's, whose tokens are named.
+
+        d2t, int64 [Vd]         the target's id of each of the model's ids
+        unknown, int64 [1]      the model's id that every other token is read as
+        tokens_sha256           metadata: see the field
+        """
+        digest = vocabulary_sha256(tokenizer, self.d2t.tolist())
+        tensors = {"d2t": self.d2t, "unknown": torch.tensor([self.unknown])}
+        metadata = None if digest is None else {"tokens_sha256": digest}
+        save_file(tensors, folder / SUBSET_FILE, metadata=metadata)
+
+    def check_tokens(self, tokenizer: Any) -> None:
+        """Refuse the target of this tokenizer where it has other tokens under the ids that are
+        named. What a file without a digest names is looked up in the tokenizer beside it.
+
+        Raises:
+            BackendError: it has, or the tokenizer beside the file cannot be read.
+        """
+        ids, known = self.d2t.tolist(), self.tokens_sha256
+        if known is None and has_tokenizer(self.file.parent):
+            known = vocabulary_sha256(load_tokenizer(str(self.file.parent)), ids)
+        given = vocabulary_sha256(tokenizer, ids)
+        if known is not None and given is not None and known != given:
+            raise BackendError(
+                f"{self.file} names tokens of another target: in this target's tokenizer their ids "
+                f"are other tokens; {_OTHER_TARGET}."
+            )
 
     def vocabularies(self, draft_size: int, target_size: int) -> Vocabularies:
-        d2t, unknown = self.d2t, self.unknown
-        fits = bool(((d2t >= 0) & (d2t < target_size)).all()) and 0 <= unknown < draft_size
-        if len(d2t) != draft_size or not fits:
+        """The maps between a draft model of this size and a target of that size.
+
+        Raises:
+            BackendError: the file is not of this draft model, or not of this target.
+        """
+        d2t, unknown, highest = self.d2t, self.unknown, int(self.d2t.max())
+        if len(d2t) != draft_size:
             raise BackendError(
-                f"The draft model's vocabulary subset names {len(d2t)} of its {draft_size} ids and "
-                f"target ids up to {int(d2t.max())}, but the target has {target_size}: it was made "
-                "for another target."
+                f"{self.file} names {len(d2t)} tokens, but the draft model beside it has "
+                f"{draft_size}: it is of another draft model; put the one back that this model was "
+                "saved with, or train the draft model again."
+            )
+        if highest >= target_size:
+            raise BackendError(
+                f"{self.file} names token {highest}, but the target has {target_size} tokens: it "
+                f"was made for another target; {_OTHER_TARGET}."
             )
         t2d = torch.full((target_size,), unknown)
         t2d[d2t] = torch.arange(len(d2t))
@@ -152,6 +206,12 @@ class VocabularySubset:
             target_ids=lambda ids: tables(ids.device)[0][ids],
             ids_on=(lambda device: tables(device)[0]) if bool((d2t.diff() > 0).all()) else None,
         )
+
+
+_OTHER_TARGET = (
+    "give the target that the draft model was made for, or make one for this target (draftsmith "
+    "pretrain --tokenizer TARGET --vocab-subset N)"
+)
 
 
 _TAIL = 16
