@@ -25,11 +25,10 @@ from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.datasets import online_data, stored_data
 from draftsmith.distill.distributed import precision, start_accelerator
 from draftsmith.distill.objectives.distillation import Distillation
-from draftsmith.distill.students import Student, open_student, weights_digest
+from draftsmith.distill.students import DrawingCopy, Student, open_student, weights_digest
 from draftsmith.distill.trainer import Trainer, trainer_config
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.drafters.config import drafter_parts, kinds
-from draftsmith.drafters.independent import Independent
 from draftsmith.errors import InputError
 from draftsmith.provenance import Run, portable_text, recorded
 from draftsmith.targets.base import VocabLimitedTarget
@@ -149,7 +148,7 @@ def prepare(options: DistillConfig) -> tuple[Student, datasets.TrainingData, Tra
     def refresh() -> None:
         """Let the copy that draws continuations take over the weights of this moment."""
         assert drawing is not None
-        trainer.copy_into(Independent.learner(drawing.model))
+        trainer.copy_into(drawing.learner)
 
     data = training_data(options, tokenizer, student, drawing, refresh)
     top_k = data.facts["top_k"]
@@ -214,7 +213,7 @@ def training_data(
     options: DistillConfig,
     tokenizer: Any,
     student: Student,
-    drawing: HFTarget | None = None,
+    drawing: DrawingCopy | None = None,
     refresh: Callable[[], None] | None = None,
 ) -> datasets.TrainingData:
     """What is learnt from; the target is loaded only when its laws are wanted now.
@@ -240,7 +239,7 @@ def training_data(
         draws = VocabLimitedTarget(teacher, known)
         own = None
         if drawing is not None:
-            own = TransformersBackend(VocabLimitedTarget(drawing, known))
+            own = TransformersBackend(VocabLimitedTarget(drawing.target, known))
         data = online_data(options, tokenizer, teacher, signals, draws, own, refresh)
     student.check(data)
     return replace(data, teacher=digest)

@@ -25,9 +25,7 @@ from torch import Tensor
 
 from draftsmith.core.types import (
     DraftPrediction,
-    FullLogprobs,
     NarrowHead,
-    TeacherLogprobs,
     TrajectoryBatch,
 )
 from draftsmith.distill import checkpoint as checkpoints
@@ -38,6 +36,7 @@ from draftsmith.distill.objectives.distillation import (
     LossPositions,
     LossTerms,
     Objective,
+    are_over,
     check_laws,
     gather,
     logprobs,
@@ -257,7 +256,7 @@ class Chains:
         taught, plain = (gather(prediction, batch, mask) for mask in (taught_BT, plain_BT))
         check_laws(taught, vocab)
         own = prediction.narrow
-        narrow = own if _are_over(batch.laws, vocab) else None
+        narrow = own if are_over(batch.laws, vocab) else None
         if narrow is not None:
             head, vocab = narrow.head, len(narrow.ids_D)
         for mask_BT, places, look in (
@@ -401,13 +400,6 @@ def _beside_law(
 def _beside_token(places: LossPositions, logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:
     hit_N1 = (_best(logits_NV, narrow) == places.tokens_N)[:, None]
     return F.pad(hit_N1.to(logits_NV.dtype), (0, 5))
-
-
-def _are_over(laws: TeacherLogprobs | None, vocab: int) -> bool:
-    """Whether these are kept tokens of a head of this size, or of one that is not known."""
-    if isinstance(laws, FullLogprobs):
-        return False
-    return laws is None or laws.vocab_size in (None, vocab)
 
 
 def _best(logits_NV: Tensor, narrow: NarrowHead | None) -> Tensor:

@@ -11,6 +11,7 @@ import abc
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from draftsmith.config import as_dict
 from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import tokenizer_training
 from draftsmith.distill.batches import EvaluationSource
-from draftsmith.distill.checkpoint import LOADING, finished_folder, save_model
+from draftsmith.distill.checkpoint import finished_folder, model_ending, save_model
 from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import TrainingData
 from draftsmith.distill.evaluation import ChainEvaluation, ChainFigure, Evaluation
@@ -36,13 +37,24 @@ from draftsmith.drafters.base import ADDED, COST, READING, Drafter, options_mark
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.registry import drafter_class, make_drafter, takes_source
-from draftsmith.drafters.vocabulary import VocabularySubset, same_tokens
+from draftsmith.drafters.tree_growth import Vocabularies
+from draftsmith.drafters.vocabulary import OverTargetTokens, VocabularySubset, same_tokens
 from draftsmith.errors import InputError, nearest
 from draftsmith.provenance import Run
+from draftsmith.targets.base import Target
 from draftsmith.targets.hf import EmbeddingAndHead, HFTarget, load_model
 
 DRAWN: ChainFigure = "tokens_per_step_t1"
 """The figure of chains that is exact for texts drawn at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawingCopy:
+    """A copy of a student that draws continuations in the target's tokens."""
+
+    target: Target
+    learner: Drafter
+    """Its weights, which are brought up to date now and then."""
 
 
 class StudentBase(abc.ABC):
@@ -87,7 +99,7 @@ class StudentBase(abc.ABC):
             "--laws teacher"
         )
 
-    def drawing_copy(self) -> HFTarget:
+    def drawing_copy(self) -> DrawingCopy:
         """A copy that can draw continuations; InputError: it cannot without the target."""
         raise InputError("--on-policy is for draft models: others draft only beside the target")
 
@@ -97,6 +109,7 @@ def open_student(options: DistillConfig, tokenizer: Any) -> Student:
 
     Raises:
         InputError: it learns nothing, or has other tokens than the target.
+        BackendError: its subset of the target's tokens is damaged, or one of another target's.
     """
     kind, source = drafter_parts(options.drafter)
     bare = source is None and "/" not in kind and not Path(kind).exists()
@@ -120,7 +133,7 @@ def open_student(options: DistillConfig, tokenizer: Any) -> Student:
 
 
 class ModelStudent(StudentBase):
-    """A transformers model with the target's tokens."""
+    """A transformers model with the target's tokens, or a subset of them."""
 
     figure = "acceptance"
 
@@ -134,30 +147,45 @@ class ModelStudent(StudentBase):
             )
         self._source = drafter_parts(options.drafter)[1] or options.drafter
         self._tokenizer = tokenizer
-        if VocabularySubset.beside(self._source) is not None:
-            raise InputError(
-                f"{self._source} knows only a subset of the target's tokens; laws are over all of "
-                "them: distil a draft model with the whole vocabulary"
-            )
+        self._subset = VocabularySubset.beside(self._source)
+        self._ids: Vocabularies | None = None
+        head = int(tokenizer_training.text_config(self._source).vocab_size)
+        target_size = int(tokenizer_training.text_config(options.target).vocab_size)
+        if self._subset is None:
+            self._check_all_tokens(head, target_size)
+            self.vocab_size = head
+        else:
+            self._subset.check_tokens(tokenizer)
+            self._ids = self._subset.vocabularies(head, target_size)
+            self.vocab_size = target_size  # what it does not know it reads, too
+        self._adopt()
+
+    def _check_all_tokens(self, head: int, target_size: int) -> None:
+        tokenizer = self._tokenizer
         if not same_tokens(tokenizer_training.load_tokenizer(self._source), tokenizer):
             raise InputError(
                 f"{self._source} has another tokenizer than the target: its tokens cannot imitate "
                 "the target's laws; pretrain one with --tokenizer TARGET"
             )
-        head = self.vocab_size = int(tokenizer_training.text_config(self._source).vocab_size)
         tokens = max(tokenizer.get_vocab().values()) + 1
-        if head < min(tokens, tokenizer_training.text_config(options.target).vocab_size):
+        if head < min(tokens, target_size):
             raise InputError(
                 f"{self._source} has a head of {head} entries, and the tokenizer {tokens} tokens: "
                 "it could neither read nor say the last of them; enlarge it (in transformers "
                 f"model.resize_token_embeddings({tokens})), or distil another draft model"
             )
-        self._adopt()
 
     def _adopt(self) -> None:
         self.model: PreTrainedModel = load_model(self._source, dtype="float32")
         self.model.train().requires_grad_(True)
-        self.learner = Independent.learner(self.model)
+        self.learner = Independent.learner(self.model, self._ids)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        if self._subset is None:
+            return super().identity
+        vocabulary = {"d2t": self._subset.d2t, "unknown": torch.tensor(self._subset.unknown)}
+        return super().identity | {"vocabulary": weights_digest(vocabulary)}
 
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
         alpha, gamma = held_out.get(self.figure), self.learner.default_shape.depth
@@ -182,9 +210,14 @@ class ModelStudent(StudentBase):
                 "longer, or with --long-texts drop leaves it out of what a --store holds"
             )
 
-    def drawing_copy(self) -> HFTarget:
+    def drawing_copy(self) -> DrawingCopy:
         """A copy that can draw continuations."""
-        return HFTarget(copy.deepcopy(self.model), self._tokenizer, name="the draft model")
+        model, name = copy.deepcopy(self.model), "the draft model"
+        weights = Independent.learner(model)
+        if self._ids is None:
+            return DrawingCopy(HFTarget(model, self._tokenizer, name=name), weights)
+        draft = HFTarget(model, None, name=name)
+        return DrawingCopy(OverTargetTokens(draft, self._ids, self._tokenizer), weights)
 
     def objective(self, token: Distillation) -> Objective:
         return token
@@ -201,8 +234,9 @@ class ModelStudent(StudentBase):
     def write(
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
     ) -> None:
-        with finished_folder(options.out, record, results, text + LOADING) as folder:
-            save_model(folder, self.model, self._tokenizer, None, options.save_dtype)
+        readme = text + model_ending(self._subset)
+        with finished_folder(options.out, record, results, readme) as folder:
+            save_model(folder, self.model, self._tokenizer, self._subset, options.save_dtype)
 
 
 class NetworkStudent(StudentBase):

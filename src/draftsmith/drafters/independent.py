@@ -12,7 +12,7 @@ and fed at the next step together with the target's token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import (
     DraftPrediction,
     DraftTree,
+    NarrowHead,
     RequestBatch,
     TrajectoryBatch,
     TreeShape,
@@ -125,15 +126,17 @@ class Independent(Drafter):
         self.default_shape = TreeShape.chain(self.config.length)
         self._draft = model
         self._vocabularies: Vocabularies | None = None
+        self._subset: Vocabularies | None = None
         self._target: TargetView | None = None
         if model is not None:
             self._adopt(model)
 
     @classmethod
-    def learner(cls, model: torch.nn.Module) -> Independent:
-        """A drafter around weights that are to be trained; it cannot draft before it is saved."""
+    def learner(cls, model: torch.nn.Module, subset: Vocabularies | None = None) -> Independent:
+        """A drafter around weights that are to be trained; it cannot draft before it is saved.
+        `subset`: how its tokens and the target's correspond, where it has a subset of them."""
         drafter = cls(cls.Config())
-        drafter.model = model
+        drafter.model, drafter._subset = model, subset
         return drafter
 
     def _adopt(self, model: Target) -> None:
@@ -179,8 +182,10 @@ class Independent(Drafter):
             self._adopt(self._load(target, with_tokenizer=subset is None))
         draft = self._draft
         assert draft is not None
+        self._subset = None
         if subset is not None:
-            self._vocabularies = subset.vocabularies(draft.vocab_size, target.vocab_size)
+            self._subset = subset.vocabularies(draft.vocab_size, target.vocab_size)
+            self._vocabularies = self._subset
         elif same_tokens(draft.tokenizer, target.tokenizer):
             self._vocabularies = padded(draft.vocab_size, target.vocab_size)
         else:
@@ -271,10 +276,31 @@ class Independent(Drafter):
     # ------------------------------------------------------------------ training
 
     def forward(self, batch: TrajectoryBatch, carry: Any) -> tuple[DraftPrediction, Any]:
-        return causal_forward(self.model, batch), carry
+        """With a subset of the target's tokens, others are read as in drafting:
+
+        text       the target's ids   7  2  9  4
+        d2t        2 4 7, unknown 1   2  0  1  1      what is fed
+        """
+        subset = self._subset
+        if subset is None:
+            return causal_forward(self.model, batch), carry
+        fed = replace(batch, tokens_BT=subset.to_draft(batch.tokens_BT))
+        narrow = self._narrow_head(subset, batch.tokens_BT.device)
+        return replace(causal_forward(self.model, fed), narrow=narrow), carry
 
     def head(self) -> Callable[[Tensor], Tensor]:
-        return causal_head(self.model)
+        subset, head = self._subset, causal_head(self.model)
+        if subset is None:
+            return head
+        return lambda hidden: subset.to_target(head(hidden), -torch.inf)
+
+    def _narrow_head(self, subset: Vocabularies, device: torch.device) -> NarrowHead:
+        """The head over the target's ids, upwards."""
+        head = causal_head(self.model)
+        if subset.ids_on is not None:
+            return NarrowHead(ids_D=subset.ids_on(device), head=head)
+        ids_D, order_D = subset.target_ids(torch.arange(subset.known, device=device)).sort()
+        return NarrowHead(ids_D=ids_D, head=lambda hidden: head(hidden)[..., order_D])
 
 
 def causal_forward(model: PreTrainedModel, batch: TrajectoryBatch) -> DraftPrediction:

@@ -85,7 +85,7 @@ class Vocabularies:
     to_draft: Callable[[Tensor], Tensor]
     """Target ids -> ids that the draft model is fed."""
     to_target: Callable[[Tensor, float], Tensor]
-    """What [R, Vd] draft ids have, such as logits -> what the target's [R, size] have; the number
+    """What [.., Vd] draft ids have, such as logits -> what the target's [.., size] have; the number
     given where the draft model has no token."""
     known: int
     """How many of the draft model's ids, the first ones, the target has."""

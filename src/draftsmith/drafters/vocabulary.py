@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -27,12 +27,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftsmith.core.cache import KVCache
+from draftsmith.core.cache import Block, KVCache
 from draftsmith.core.law import Noise
 from draftsmith.core.rows import common_prefix
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.trees import stack_drafts
-from draftsmith.core.types import DraftTree, TreeShape
+from draftsmith.core.types import DraftTree, Signals, TargetOutput, TreeShape
 from draftsmith.drafters.base import TargetView, TextState
 from draftsmith.drafters.tree_growth import (
     ChildSelection,
@@ -75,11 +75,11 @@ def padded(draft_size: int, target_size: int) -> Vocabularies:
     """One family, vocabularies padded differently: the common ids, no mass on the rest."""
     common = min(draft_size, target_size)
 
-    def to_target(values_RV: Tensor, missing: float) -> Tensor:
+    def to_target(values: Tensor, missing: float) -> Tensor:
         if draft_size == target_size:
-            return values_RV
+            return values
         room = target_size - common
-        return torch.nn.functional.pad(values_RV[:, :common], (0, room), value=missing)
+        return torch.nn.functional.pad(values[..., :common], (0, room), value=missing)
 
     def to_draft(ids: Tensor) -> Tensor:
         return ids.clamp(max=common - 1) if target_size > common else ids
@@ -190,10 +190,9 @@ class VocabularySubset:
                 there[device] = d2t.to(device), t2d.to(device)
             return there[device]
 
-        def to_target(values_RV: Tensor, missing: float) -> Tensor:
-            wide = values_RV.new_full((values_RV.shape[0], target_size), missing)
-            wide[:, tables(values_RV.device)[0]] = values_RV
-            return wide
+        def to_target(values: Tensor, missing: float) -> Tensor:
+            wide = values.new_full((*values.shape[:-1], target_size), missing)
+            return wide.index_copy(-1, tables(values.device)[0], values)
 
         def to_draft(ids: Tensor) -> Tensor:
             return tables(ids.device)[1][ids]
@@ -212,6 +211,26 @@ _OTHER_TARGET = (
     "give the target that the draft model was made for, or make one for this target (draftsmith "
     "pretrain --tokenizer TARGET --vocab-subset N)"
 )
+
+
+class OverTargetTokens:
+    """A draft model with a subset of the target's tokens as a model over all of them, of which the
+    others have no probability."""
+
+    def __init__(self, draft: Target, vocabularies: Vocabularies, tokenizer: Any) -> None:
+        """`draft`: its `end_ids` are ids of its own. `tokenizer`: the target's."""
+        self._draft, self._ids = draft, vocabularies
+        self.name, self.tokenizer, self.vocab_size = draft.name, tokenizer, vocabularies.size
+        ends = torch.tensor(sorted(draft.end_ids), dtype=torch.long)
+        self.end_ids = frozenset(vocabularies.target_ids(ends).tolist())
+        self.max_length, self.device, self.dtype = draft.max_length, draft.device, draft.dtype
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        return self._draft.new_cache(num_rows, capacity)
+
+    def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
+        out = self._draft.forward(self._ids.to_draft(tokens_BT), block, keep, signals)
+        return replace(out, logits_BNV=self._ids.to_target(out.logits_BNV, -torch.inf))
 
 
 _TAIL = 16

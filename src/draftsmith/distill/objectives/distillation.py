@@ -356,6 +356,13 @@ def logprobs(
     return kept.log_p_NK.to(log_q_NV.dtype), log_q_NV.gather(-1, ids_NK), ids_NK, logits_NV
 
 
+def are_over(laws: TeacherLogprobs | None, vocab: int) -> bool:
+    """Whether these are kept tokens of a head of this size, or of one that is not known."""
+    if isinstance(laws, FullLogprobs):
+        return False
+    return laws is None or laws.vocab_size in (None, vocab)
+
+
 def _whole(laws: TopLogprobs) -> Tensor:
     """[N, 1]: laws of every entry of the teacher's head. A batch may hold others beside them."""
     kept_N1 = (laws.log_p_NK > -math.inf).sum(-1, keepdim=True)
@@ -372,7 +379,8 @@ class Distillation(DivergenceConfig):
     """A divergence of the student's law from the teacher's, in nats per place.
 
     The teacher's logprobs come at temperature 1; the student stays at 1, where it drafts. Positions
-    whose token has no law learn the token (as sft): the plain text of a mixed batch does.
+    whose token has no law learn the token (as sft): the plain text of a mixed batch does. A student
+    with some of the target's tokens learns over these (see `narrowed`).
     Raises InputError for unknown names, for options that mean nothing to the divergence, and for
     laws over another vocabulary than the student's.
     """
@@ -422,6 +430,8 @@ class Distillation(DivergenceConfig):
 
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x nats over the counted places, and the sum of their weights."""
+        prediction, batch = narrowed(prediction, batch, hard=self.record.hard)
+        head = head if prediction.narrow is None else prediction.narrow.head
         taught_BT, plain_BT = masks(prediction, batch, self.record)
         draws = self.pools and self.reading in div.DRAWING
         taught = gather(prediction, batch, taught_BT, draws=draws)
@@ -480,7 +490,8 @@ class Acceptance:
     temperature 1. No gradient.
 
     Exact for whole laws and where all tokens were kept; otherwise a lower bound, the sum over the
-    kept tokens. Positions without a law do not count. Higher is better.
+    kept tokens. Tokens that the student does not know are never drafted: they add nothing.
+    Positions without a law do not count. Higher is better.
     """
 
     @torch.no_grad()
@@ -489,9 +500,12 @@ class Acceptance:
         places = gather(prediction, batch, masks(prediction, batch, None)[0])
         vocab, _ = probe(head, prediction.hidden_BTH[0])
         check_laws(places, vocab)
+        narrow = prediction.narrow if are_over(batch.laws, vocab) else None
+        if narrow is not None:
+            head, vocab = narrow.head, len(narrow.ids_D)
         total = wide(prediction.hidden_BTH.new_zeros(()))
         for part in places.split(None, vocab):
-            log_p_NC, log_q_NC, _, _ = logprobs(part.laws(), wide(head(part.hidden_NH)))
+            log_p_NC, log_q_NC, _, _ = logprobs(part.laws(), wide(head(part.hidden_NH)), narrow)
             total = total + _weighed(part, div.acceptance(log_p_NC, log_q_NC))
         return LossTerms(total=total, weight=places.weights_N.sum())
 
@@ -614,8 +628,7 @@ class Imitation:
         token = self.token
         if self.top_weight:
             token = replace(token, top_weight=self.top_weight / self.token_weight)
-        own, inside = narrowed(prediction, batch, hard=token.record.hard)
-        terms = token.loss(own, inside, head if own.narrow is None else own.narrow.head)
+        terms = token.loss(prediction, batch, head)
         total = self.token_weight * terms.total
         if prediction.feature_BTH is not None and self.feature_weight:
             total = total + self.feature_weight * _distance(prediction, batch)
