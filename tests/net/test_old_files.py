@@ -20,6 +20,7 @@ from tests.net.write_artefacts import FLOAT32, KINDS, MIDWAY, SHORT
 
 from draftsmith.distill.trajectories.shards import error_bound
 from draftsmith.distill.trajectories.store import TrajectoryStore
+from draftsmith.drafters.vocabulary import VocabularySubset
 
 ROUNDING = 1e-4
 """What weights may differ by: Adam moves each by about 3e-3 in every step."""
@@ -121,6 +122,22 @@ def test_an_old_drafter_is_trained_further(kind: str, old: Path, tmp_path: Path)
     found = run(start, folder=old).json
     # it goes on where the first training ended
     assert found["before"] == pytest.approx(before["held_out"][found["figure"]], abs=1e-4)
+
+
+def test_an_old_draft_model_with_a_subset_of_the_tokens_is_trained_further(
+    old: Path, tmp_path: Path
+) -> None:
+    """Its file has no digest of its tokens, so the tokenizer beside it tells; the next one has."""
+    before, out = old / "drafters/subset", tmp_path / "out"
+    words = f"distill --target target --store stores/samples {SHORT} {FLOAT32} --hold-out 0.2"
+    found = run(f"{words} --drafter drafters/subset --out {out} --json", folder=old).json
+    assert found["after"] > found["before"]
+    one, two = (VocabularySubset.beside(str(path)) for path in (before, out))
+    assert one is not None and one.tokens_sha256 is None
+    assert two is not None and two.tokens_sha256 is not None
+    assert torch.equal(one.d2t, two.d2t) and one.unknown == two.unknown
+    drafted = run(f"{TOGETHER} --drafter independent:{out}", folder=old).json
+    assert emitted(drafted) == emitted(printed(old, "none", "0"))
 
 
 # --------------------------------------------------------------------------- stores

@@ -226,7 +226,7 @@ def test_whole_laws_are_renormalised_over_the_known_tokens() -> None:
             nats += float((log_p.exp() * (log_p - log_q.log_softmax(-1))).sum())
             counted += 1
     assert counted == found["weight"] < batch.mask_ahead(1).sum()
-    assert float(found["total"]) == pytest.approx(nats, rel=1e-6)
+    assert float(found["total"].detach()) == pytest.approx(nats, rel=1e-6)
 
 
 def test_a_draft_model_continues_prompts_in_the_targets_tokens() -> None:
@@ -340,6 +340,44 @@ def test_tvdpp_in_parts_is_tvdpp(
         made.append(load_file(out / "model.safetensors"))
     for name, one in made[0].items():
         torch.testing.assert_close(made[1][name], one, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("another target", "names tokens of another target: in this target's tokenizer"),
+        ("another draft model", "names 199 tokens, but the draft model beside it has 200"),
+        ("a larger target", "names token 300, but the target has 300 tokens"),
+    ],
+)
+def test_a_subset_of_another_model_is_refused(
+    change: str,
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    command: Command,
+    subset: Path,
+    store: Path,
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(subset, other)
+    known = VocabularySubset.beside(str(subset))
+    assert known is not None
+    tokenizer = load_tokenizer(str(folder / "target"))
+    if change == "another target":
+        swapped = {token: 299 - i for token, i in tokenizer.get_vocab().items()}
+        tokenizer.get_vocab = lambda: swapped
+        known.save(other, tokenizer)
+    elif change == "another draft model":
+        replace(known, d2t=known.d2t[:-1], unknown=0).save(other, tokenizer)
+    else:
+        d2t = known.d2t.clone()
+        d2t[-1] = 300
+        replace(known, d2t=d2t).save(other, tokenizer)
+    own = words(folder, other, tmp_path / "made", "--store", str(store))
+    told = command("distill", *own, code=3)
+    assert said in told and str(other / SUBSET_FILE) in told
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_run_is_that_of_its_vocabulary(folder: Path, subset: Path, tmp_path: Path) -> None:
