@@ -241,6 +241,12 @@ def test_a_draft_model_continues_prompts_in_the_targets_tokens() -> None:
     assert len(drawn) > 5 and drawn <= set(MIXED)
     assert any(one.tokens[-1] == 21 for one in answers)
     assert all(21 not in one.tokens[:-1] for one in answers)
+    one, read = answers[1], [MIXED.index(i) if i in MIXED else UNKNOWN for i in (1, 1, 28)]
+    with draft.native() as bare, torch.no_grad():
+        law_D = bare(torch.tensor([read])).logits[0, -1].log_softmax(-1)
+    assert one.prompt == (1, 1, 28) and one.top is not None
+    known = dict(zip(one.top.ids_NK[0].tolist(), one.top.log_p_NK[0].tolist(), strict=True))
+    assert [known[i] for i in MIXED] == pytest.approx(law_D.tolist(), abs=1e-5)
 
 
 # --------------------------------------------------------------------------- the command
