@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.unit.test_verify import DRAWING, V, one_row, told
 from torch import Tensor
 
+from draftsmith.core.block_rule import Block
 from draftsmith.core.law import Law, Noise
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.short_walks import short_walk, walk_highest
@@ -19,7 +21,7 @@ from draftsmith.errors import BackendError
 from draftsmith.targets.native.bindings import compiler, library
 from draftsmith.targets.native.engine import LogitDraws
 
-RULES = pytest.mark.parametrize("rule", [Match(), Rejection()], ids=lambda rule: rule.name)
+RULES = pytest.mark.parametrize("rule", [Match(), Rejection(), Block()], ids=lambda rule: rule.name)
 SIZES = [6, 100, 256, 1000]
 """Vocabularies: within a lane, no multiple of a lane, one block of sums, several."""
 
@@ -71,10 +73,10 @@ def two_rows(rng: np.random.Generator, vocab: int, *, chains: bool) -> DraftTree
 @RULES
 @pytest.mark.parametrize("seed", range(20))
 def test_at_temperature_0_the_short_walk_is_that_of_the_rule(
-    seed: int, rule: Match | Rejection, dtype: torch.dtype
+    seed: int, rule: Rule, dtype: torch.dtype
 ) -> None:
     rng = np.random.default_rng(seed)
-    tree = two_rows(rng, 3, chains=False)
+    tree = two_rows(rng, 3, chains=isinstance(rule, Block))
     logits_BNV = torch.from_numpy(rng.integers(0, 3, (2, 10, V))).to(dtype)  # with equal ones
     expected = verify(tree, laws_of(tree, logits_BNV, Sampler()), rule, Noise(0, [0, 1], [4, 4]))
     assert_equal(walk_highest(tree, logits_BNV), expected)
@@ -259,17 +261,12 @@ def test_a_drawn_walk_is_that_of_match(draws: LogitDraws, seed: int, size: int) 
     assert_equal(short_walk(tree, logits_BNV, sampler, Match(), noise, draws), expected)
 
 
-@pytest.mark.parametrize("cut", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("seed", range(20))
-def test_a_rejecting_walk_is_that_of_the_rule(
-    draws: LogitDraws, seed: int, size: int, cut: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    known = size // 2 if cut else size
+def drawn_chains(rng: np.random.Generator, size: int, known: int) -> tuple[DraftTree, Tensor]:
+    """Chains of nine and of seven tokens that were drawn from laws of the first `known` tokens, and
+    logits that are near to those: many are accepted."""
     tree = two_rows(rng, known, chains=True)
     probs = torch.from_numpy(rng.dirichlet(np.ones(known), 18)).float()
-    ids = torch.arange(known).expand(18, -1) if cut else None
+    ids = torch.arange(known).expand(18, -1) if known < size else None
     drawn = [int(rng.choice(known, p=row / row.sum())) for row in probs.double().numpy()]
     tree = DraftTree(
         tokens_BN=torch.tensor(drawn).view(2, 9),
@@ -279,11 +276,51 @@ def test_a_rejecting_walk_is_that_of_the_rule(
         q_rows_BN=torch.arange(18).view(2, 9),
     )
     own = torch.full((2, 10, size), -6.0)
-    own[:, :9, :known] = probs.view(2, 9, known).log()  # p is near q: many are accepted
-    logits_BNV = own + torch.from_numpy(rng.normal(0, 0.3, own.shape)).float()
+    own[:, :9, :known] = probs.view(2, 9, known).log()
+    return tree, own + torch.from_numpy(rng.normal(0, 0.3, own.shape)).float()
+
+
+@pytest.mark.parametrize("rule", [Rejection(), Block()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_walk_along_drawn_chains_is_that_of_the_rule(
+    draws: LogitDraws, seed: int, size: int, cut: bool, rule: Rule
+) -> None:
+    rng = np.random.default_rng(seed)
+    tree, logits_BNV = drawn_chains(rng, size, size // 2 if cut else size)
+    if seed % 4 == 0:  # a token that the target never says, with others behind it
+        logits_BNV[0, 4, tree.tokens_BN[0, 4]] = -torch.inf
     sampler, noise = Sampler(temperature=1.0), Noise(seed, [0, 1], [4, 9])
-    expected = verify(tree, laws_of(tree, logits_BNV, sampler), Rejection(), noise)
-    assert_equal(short_walk(tree, logits_BNV, sampler, Rejection(), noise, draws), expected)
+    expected = verify(tree, laws_of(tree, logits_BNV, sampler), rule, noise)
+    assert_equal(short_walk(tree, logits_BNV, sampler, rule, noise, draws), expected)
+
+
+def test_a_chain_from_the_targets_own_laws_is_accepted_whole(draws: LogitDraws) -> None:
+    """Nothing is left of p - q, so that the chance divides 0 by 0."""
+    tree, _ = drawn_chains(np.random.default_rng(0), 6, 6)
+    assert tree.q is not None
+    own = F.pad(tree.q.probs_RK.view(2, 9, 6).log(), (0, 0, 0, 1))
+    found = short_walk(tree, own, HOT, Block(), Noise(0, [0, 1], [4, 9]), draws)
+    assert found is not None
+    assert found.num_accepted_B.tolist() == [9, 7]
+
+
+def test_a_chain_whose_first_token_is_never_said_ends_at_the_root(draws: LogitDraws) -> None:
+    tree, logits_BNV = drawn_chains(np.random.default_rng(1), 6, 6)
+    logits_BNV[0, 0, tree.tokens_BN[0, 0]] = -torch.inf
+    logits_BNV[0, 2:] = torch.nan  # laws behind it are not asked for
+    found = short_walk(tree, logits_BNV, HOT, Block(), Noise(0, [0, 1], [4, 9]), draws)
+    assert found is not None
+    assert found.num_accepted_B[0] == 0
+    assert found.next_token_B[0] != tree.tokens_BN[0, 0]
+
+
+def test_a_judged_chain_refuses_what_is_no_number(draws: LogitDraws) -> None:
+    tree, logits_BNV = drawn_chains(np.random.default_rng(1), 6, 6)
+    logits_BNV[1, 0, 3] = torch.nan
+    with pytest.raises(BackendError, match="NaN"):
+        short_walk(tree, logits_BNV, HOT, Block(), Noise(0, [0, 1], [4, 9]), draws)
 
 
 class Derived(Match):
@@ -291,6 +328,7 @@ class Derived(Match):
 
 
 SIBLINGS = one_row([3, 1], [-1, -1], Proposal.SAMPLED, Law(torch.ones(1, V) / V, V), [0, 0])
+ALONE = one_row([3], [-1], Proposal.SAMPLED, Law(torch.ones(1, V) / V, V), [0])
 HOT, COLD = Sampler(temperature=1.0), Sampler()
 
 
@@ -304,6 +342,11 @@ HOT, COLD = Sampler(temperature=1.0), Sampler()
         (one_row(*DRAWING), Match(), Sampler(temperature=1.0, top_k=3), torch.float32, False),
         (one_row(*DRAWING), Rejection(), HOT, torch.float32, False),  # of no q
         (SIBLINGS, Rejection(), HOT, torch.float32, False),
+        (SIBLINGS, Block(), HOT, torch.float32, False),  # its own walk says what is wrong
+        (SIBLINGS, Block(), COLD, torch.float32, False),
+        (ALONE, Block(), HOT, torch.float32, True),
+        (ALONE, Block(), COLD, torch.float32, True),
+        (ALONE, Block(), HOT, torch.float64, False),
         (SIBLINGS, Match(), HOT, torch.float32, True),
         (SIBLINGS, Rejection(), COLD, torch.float32, True),
     ],

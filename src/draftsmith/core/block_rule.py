@@ -55,34 +55,40 @@ class Block:
         Raises:
             UnsupportedProposal: a node with two children.
         """
-        chains = [_chain(row.children) for row in candidates(tree)]
+        chains = [chain_of(row.children) for row in candidates(tree)]
         accepted_B = np.zeros(len(chains), dtype=np.int64)
         ends: list[tuple[int, np.ndarray, NodeLaw]] = []
         """(depth, rows, laws of what follows there if their drafts are accepted so far)"""
 
-        def judge(depth: int, rows: np.ndarray, stays_R: Tensor, after: NodeLaw) -> None:
-            ends.append((depth, rows, after))
-            if depth > 0:
-                # the place of the next step's draft may be this one's: a lane for each depth
-                stays = noise.accept(stays_R, rows, depth - 1, lane=depth - 1)
-                accepted_B[rows[stays]] = depth
+        def judge(depth: int, rows: np.ndarray, stays_R: Tensor) -> np.ndarray:
+            # the place of the next step's draft may be this one's: a lane for each depth
+            stays = noise.accept(stays_R, rows, depth - 1, lane=depth - 1)
+            accepted_B[rows[stays]] = depth
+            return np.flatnonzero(stays)
 
         rows, share_R = np.arange(len(chains)), torch.ones(len(chains), dtype=torch.float64)
         depth = 0
         while len(rows):
-            p = laws.at(rows, np.array([chains[b][depth - 1] if depth else ROOT for b in rows]))
             more_R = np.array([len(chains[b]) > depth for b in rows])
             end, on = np.flatnonzero(~more_R), np.flatnonzero(more_R)
+            if len(end) and depth > 0:
+                end = end[judge(depth, rows[end], share_R[end])]
             if len(end):
-                judge(depth, rows[end], share_R[end], p.take(end))
-            p, rows, share_R = p.take(on), rows[on], share_R[on]
+                ends.append((depth, rows[end], laws.at(rows[end], _at(chains, rows[end], depth))))
+            rows, share_R = rows[on], share_R[on]
             if len(rows):
+                p = laws.at(rows, _at(chains, rows, depth))
                 nodes = np.array([chains[b][depth] for b in rows])
                 drafted = tree.tokens_BN[rows, nodes]
                 q = drawn_from(tree, rows, nodes[:, None], p.vocab_size)
                 after, stays_R = rest_of(p, q, share_R)
-                judge(depth, rows, stays_R, after)
+                ends.append((depth, rows, after))
+                if depth > 0:
+                    judge(depth, rows, stays_R)
                 share_R = share_of_draft(p, q, drafted, share_R)
+                # nothing stays behind a token that the target never says
+                some = np.flatnonzero(share_R.numpy() > 0)
+                rows, share_R = rows[some], share_R[some]
             depth += 1
         next_token_B = np.zeros(len(chains), dtype=np.int64)
         for depth, rows, after in ends:
@@ -93,8 +99,20 @@ class Block:
         return [chain[:n] for chain, n in zip(chains, accepted_B, strict=True)], next_token_B
 
 
-def _chain(children: dict[int, list[int]]) -> list[int]:
-    """The nodes of a row's chain, from the root down."""
+def _at(chains: list[list[int]], rows: np.ndarray, depth: int) -> np.ndarray:
+    """[R] the nodes at this depth of the rows' chains; the root at depth 0."""
+    return np.array([chains[b][depth - 1] if depth else ROOT for b in rows], dtype=np.int64)
+
+
+def chain_of(children: dict[int, list[int]]) -> list[int]:
+    """The nodes of a row's chain, from the root down.
+
+    Args:
+        children: of each node, and of the root.
+
+    Raises:
+        UnsupportedProposal: a node with two children.
+    """
     chain: list[int] = []
     node = ROOT
     while node in children:

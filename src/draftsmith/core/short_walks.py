@@ -1,9 +1,10 @@
-"""What `match` and `rejection` decide where every law is softmax(logits / T), in a fraction of the
-time of the rules' own walks (`core/verify.py`), which make laws and arrays.
+"""What `match`, `rejection` and `block` decide where every law is softmax(logits / T), in a
+fraction of the time of the rules' own walks (`core/verify.py`), which make laws and arrays.
 
-    T = 0    a law is its highest logit                   `walk_highest`, match and rejection
+    T = 0    a law is its highest logit                   `walk_highest`, all three
     T > 0    a law is a row of logits that is drawn from  `walk_drawn`, match in any tree
                                                           `walk_rejecting`, rejection in a chain
+                                                          `walk_judging`, block
 
 Each reads the noise that the rule reads, under the same keys. A draw inverts the same cumulative
 sum, but the weights are computed elsewhere (`DrawsFromLogits`) and round otherwise: decisions are
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.core.block_rule import Block, chain_of
 from draftsmith.core.law import Noise, Purpose
 from draftsmith.core.sampling import Sampler, largest, require_finite, widened
 from draftsmith.core.types import ROOT, DraftTree, Proposal, Verdict
@@ -46,6 +48,27 @@ class DrawsFromLogits(Protocol):
         `draw`."""
         ...
 
+    def judge_chain(
+        self,
+        logits: Sequence[Tensor],
+        temperature: float,
+        tokens: Sequence[int],
+        q: Sequence[tuple[Tensor, Tensor | None]],
+        u: Sequence[float],
+        next_u: Sequence[float],
+    ) -> tuple[int, int] | None:
+        """(n, t) by `core/block_rule.py`: of a chain of tokens, each drawn from its q, the first n
+        stay, as u[n - 1] is below the chance of this, and t is what next_u[n] draws behind them.
+        None: see `draw`.
+
+        Args:
+            logits: [V] behind the tokens before each, and behind the whole chain.
+            q: as in `reject`, for each token.
+            u: a number for each token.
+            next_u: a number for each row of logits.
+        """
+        ...
+
 
 def short_walk(
     tree: DraftTree,
@@ -66,7 +89,10 @@ def short_walk(
         BackendError: logits that the walk came by are NaN.
     """
     # these two alone: a class that is derived from them may decide otherwise
-    if type(rule) not in (Match, Rejection):
+    if type(rule) not in (Match, Rejection, Block):
+        return None
+    # of a tree that it refuses its own walk says why
+    if type(rule) is Block and not _is_chains(tree):
         return None
     if sampler.takes_highest:
         return walk_highest(tree, logits_BNV)
@@ -74,9 +100,10 @@ def short_walk(
         return None
     if type(rule) is Match:
         return walk_drawn(tree, logits_BNV, sampler.temperature, noise, draws)
-    if tree.proposal is not Proposal.OPAQUE and _is_chains(tree):
-        return walk_rejecting(tree, logits_BNV, sampler.temperature, noise, draws)
-    return None
+    if tree.proposal is Proposal.OPAQUE or not _is_chains(tree):
+        return None
+    walk = walk_judging if type(rule) is Block else walk_rejecting
+    return walk(tree, logits_BNV, sampler.temperature, noise, draws)
 
 
 def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
@@ -133,6 +160,36 @@ def walk_rejecting(
     return make_verdict(paths, last)
 
 
+def walk_judging(
+    tree: DraftTree, logits_BNV: Tensor, temperature: float, noise: Noise, draws: DrawsFromLogits
+) -> Verdict:
+    """Accept the longest beginning of each chain that the target's mass allows."""
+    assert tree.q is not None and tree.q_rows_BN is not None
+    tokens, q_rows = tree.tokens_BN.tolist(), tree.q_rows_BN.tolist()
+    u_BD = _numbers(tree, noise, Purpose.TARGET)
+    accept_BD = _numbers(tree, noise, Purpose.ACCEPT, lane_is_depth=True)
+    paths: list[list[int]] = []
+    last: list[int] = []
+    for b, known in enumerate(candidates(tree)):
+        chain = chain_of(known.children)
+        rows = [logits_BNV[b, node + 1] for node in (ROOT, *chain)]
+        found = draws.judge_chain(
+            rows,
+            temperature,
+            [tokens[b][node] for node in chain],
+            [tree.q.row(q_rows[b][node]) for node in chain],
+            accept_BD[b][: len(chain)],
+            u_BD[b][: len(rows)],
+        )
+        if found is None:
+            require_finite(torch.stack([one.amax() for one in rows]))
+        assert found is not None
+        stays, token = found
+        paths.append(chain[:stays])
+        last.append(token)
+    return make_verdict(paths, last)
+
+
 def _matched(tree: DraftTree, next_token: Callable[[int, int, int], int]) -> Verdict:
     """Go on while a child holds what is next: of (row, node, depth)."""
     tokens = tree.tokens_BN.tolist()
@@ -152,11 +209,14 @@ def _matched(tree: DraftTree, next_token: Callable[[int, int, int], int]) -> Ver
     return make_verdict(paths, last)
 
 
-def _numbers(tree: DraftTree, noise: Noise, purpose: Purpose) -> list[list[float]]:
+def _numbers(
+    tree: DraftTree, noise: Noise, purpose: Purpose, *, lane_is_depth: bool = False
+) -> list[list[float]]:
     """The uniform numbers of each row, by depth."""
     rows, deep = tree.num_rows, tree.num_nodes + 1
     depth = np.tile(np.arange(deep), rows)
-    found = noise.uniform(np.repeat(np.arange(rows), deep), depth, purpose)
+    lane = depth if lane_is_depth else 0
+    found = noise.uniform(np.repeat(np.arange(rows), deep), depth, purpose, lane)
     numbers: list[list[float]] = found.reshape(rows, deep).tolist()
     return numbers
 

@@ -193,6 +193,13 @@ class Library:
             *(c_void_p, ctypes.c_int, c_double, c_int64),  # the law, and the token
             *(c_void_p, c_void_p, ctypes.c_int, c_void_p),  # q, and two uniform numbers
         ]
+        self.c.ds_judge_chain.restype = c_int64
+        self.c.ds_judge_chain.argtypes = [
+            *(c_void_p, ctypes.c_int, c_double),  # the laws
+            *(ctypes.c_int, c_void_p),  # the chain
+            *(c_void_p, c_void_p, c_void_p),  # q
+            *(c_void_p, c_void_p, c_void_p),  # uniform numbers, and where the token goes
+        ]
         self.c.ds_allocate.restype = c_void_p
         self.c.ds_allocate.argtypes = [c_size_t]
         self.c.ds_free.argtypes = [c_void_p]

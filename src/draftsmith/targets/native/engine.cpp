@@ -390,10 +390,22 @@ struct Mass {
     }
   }
 
-  // Less q, scaled to the weights' sum, of these places (null: all). False: that leaves nothing, and the
-  // weights are gone.
-  bool take_away(const float* q, const int64_t* ids, int count) {
-    const float by = (float)total;
+  // The sum over all places of min(share p, q), q of these places (null: all).
+  double overlap(double share, const float* q, const int64_t* ids, int count) const {
+    const float by = (float)(share / total);
+    double sums[SUMS] = {};
+    int i = 0;
+    auto add = [&](int k, int at) { sums[k] += std::min(by * weight[ids ? ids[at] : at], q[at]); };
+    for (; i + SUMS <= count; i += SUMS)
+      for (int k = 0; k < SUMS; ++k) add(k, i + k);
+    for (; i < count; ++i) add(0, i);
+    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+  }
+
+  // Less q, scaled to `times` the weights' sum, of these places (null: all). False: that leaves nothing,
+  // and the weights are gone.
+  bool take_away(const float* q, const int64_t* ids, int count, double times = 1) {
+    const float by = (float)(total * times);
     for (int i = 0; i < count; ++i) {
       float& w = weight[ids ? ids[i] : i];
       w = std::max(w - by * q[i], 0.0f);
@@ -1139,19 +1151,69 @@ int64_t ds_draw(const float* logits, int vocab, double temperature, double u) {
   return mass.of_scores(logits, vocab, temperature) ? mass.place(u) : -1;
 }
 
-// Rejection of one token that was drawn from q [count], of these ids or of all; laws are filled up with
-// id 0 at probability 0. -1: it stays, where u[0] is below p / q; else the token that u[1] draws from
-// what is left of p; -2: there is no such law.
+// q [count], of these ids or of all (null), at a token. Laws are filled up with id 0 at probability 0.
+static float probability_in(const float* q, const int64_t* ids, int count, int64_t token) {
+  if (!ids) return q[token];
+  constexpr int AT_ONCE = 64;  // a step without a branch takes many
+  float own = 0.0f;
+  for (int first = 0; first < count; first += AT_ONCE) {
+    const int end = std::min(first + AT_ONCE, count);
+    int64_t here = 0;
+    for (int i = first; i < end; ++i) here |= ids[i] == token;
+    for (int i = first; here && i < end; ++i)
+      if (ids[i] == token) own += q[i];
+  }
+  return own;
+}
+
+// Rejection of one token that was drawn from q, see `probability_in`. -1: it stays, where u[0] is below
+// p / q; else the token that u[1] draws from what is left of p; -2: there is no such law.
 int64_t ds_reject(const float* logits, int vocab, double temperature, int64_t token, const float* q,
                   const int64_t* ids, int count, const double* u) {
   thread_local Mass mass;
   if (!mass.of_scores(logits, vocab, temperature)) return -2;
-  float own = ids ? 0.0f : q[token];
-  for (int i = 0; ids && i < count; ++i)
-    if (ids[i] == token) own += q[i];
+  const float own = probability_in(q, ids, count, token);
   if (u[0] < (float)(mass.weight[token] / mass.total) / own) return -1;
   if (!mass.take_away(q, ids, count)) mass.of_scores(logits, vocab, temperature);
   return mass.place(u[1]);
+}
+
+// Block verification (core/block_rule.py) of a chain of `length` tokens, each drawn from q[i] behind the
+// tokens before it; logits[i] are the target's there, logits[length] those behind the whole chain.
+//
+//     down   share[i] of the target's law stands behind i tokens; one softmax a token, none behind a
+//            token that the target never says
+//     up     the first i with u[i - 1] below its chance stays, and next[i] draws the token behind it
+//
+// -> how many stay, and that token; -1: there is no such law.
+int64_t ds_judge_chain(const float* const* logits, int vocab, double temperature, int length, const int64_t* token,
+                       const float* const* q, const int64_t* const* ids, const int* count, const double* u,
+                       const double* next, int64_t* drawn) {
+  thread_local std::vector<Mass> law;
+  thread_local std::vector<double> share;
+  if ((int)law.size() <= length) law.resize(length + 1);
+  share.assign(1, 1.0);
+  for (int i = 0; i < length; ++i) {
+    if (!law[i].of_scores(logits[i], vocab, temperature)) return -1;
+    const double p = (float)(law[i].weight[token[i]] / law[i].total);
+    const double left = std::min(1.0, share[i] * (p / probability_in(q[i], ids[i], count[i], token[i])));
+    if (!(left > 1e-30)) break;  // below all numbers that are drawn
+    share.push_back(left);
+  }
+  for (int i = (int)share.size() - 1;; --i) {
+    Mass& own = law[i];
+    double chance = share[i];
+    if (i < length) {
+      const double rest = std::max(share[i] - own.overlap(share[i], q[i], ids[i], count[i]), 0.0);
+      const double all = rest + 1 - share[i];
+      chance = all > 0 ? rest / all : 1.0;
+    }
+    if (i > 0 && !(u[i - 1] < chance)) continue;
+    const bool known = i < length && own.take_away(q[i], ids[i], count[i], 1 / share[i]);
+    if (!known && !own.of_scores(logits[i], vocab, temperature)) return -1;
+    *drawn = own.place(next[i]);
+    return i;
+  }
 }
 
 void* ds_allocate(size_t bytes) {

@@ -143,6 +143,39 @@ class LogitDraws:
             return None
         return (True, token) if found == -1 else (False, found)
 
+    def judge_chain(
+        self,
+        logits: Sequence[Tensor],
+        temperature: float,
+        tokens: Sequence[int],
+        q: Sequence[tuple[Tensor, Tensor | None]],
+        u: Sequence[float],
+        next_u: Sequence[float],
+    ) -> tuple[int, int] | None:
+        length, vocab = len(tokens), len(logits[0])
+        rows = [one.contiguous() for one in logits]
+        probs = [one.float().contiguous() for one, _ in q]
+        ids = [None if some is None else some.contiguous() for _, some in q]
+        assert len(rows) == length + 1
+        assert all(
+            some is not None or len(one) == vocab for one, some in zip(probs, ids, strict=True)
+        )
+        drawn = ctypes.c_int64()
+        found: int = self._c.ds_judge_chain(
+            *(_addresses(rows), vocab, temperature),
+            *(length, (ctypes.c_int64 * length)(*tokens)),
+            *(_addresses(probs), _addresses(ids), (ctypes.c_int * length)(*map(len, probs))),
+            (ctypes.c_double * length)(*u),
+            (ctypes.c_double * (length + 1))(*next_u),
+            ctypes.byref(drawn),
+        )
+        return None if found < 0 else (found, drawn.value)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    pointers = [None if one is None else one.data_ptr() for one in tensors]
+    return (ctypes.c_void_p * len(pointers))(*pointers)
+
 
 class Matrices:
     """Matrices in the extension's memory.
