@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from block_rule import accepted as counted
 from draftsmith.core import block_rule
 from draftsmith.core.block_rule import Block
 from draftsmith.core.decode import DecodeOptions
@@ -125,6 +126,24 @@ def test_never_fewer_are_accepted_than_token_by_token(seed: int, sharp: float) -
     assert block == pytest.approx(by_formula(p, q, length, block=True), rel=1e-9)
     assert rejection == pytest.approx(by_formula(p, q, length, block=False), rel=1e-9)
     assert block > rejection
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_record_counts_what_the_rules_accept(seed: int) -> None:
+    """Averaged over all chains, and on each of them never fewer by `block`."""
+    length = 3
+    p, q = random_laws(seed, length, 1.0), random_laws(100 + seed, length, 1.0)
+    total = np.zeros(2)
+    for chain in itertools.product(range(V), repeat=length):
+        before = [chain[:i] for i in range(length)]
+        p_NV, q_NV = (torch.stack([laws[path] for path in before]) for laws in (p, q))
+        drafted = q_NV.gather(1, torch.tensor(chain)[:, None]).prod().item()
+        rejection, block = counted(p_NV, q_NV, torch.tensor(chain))
+        total += [drafted * sum(rejection), drafted * sum(block)]
+        # a token's own chance is in the mean over its draw, so each is above rejection's
+        assert all(b >= a - 1e-15 for a, b in zip(rejection, block, strict=True))
+    exact = [expected_accepted(rule, p, q, LONG) for rule in (Rejection(), Block())]
+    assert total == pytest.approx(exact, rel=1e-9)
 
 
 def test_a_chain_of_one_is_judged_as_token_by_token() -> None:

@@ -1135,6 +1135,50 @@ def test_the_price_of_a_fixed_width_is_in_its_record() -> None:
     assert record["texts_that_differ"] == {"free": 0, "fixed": 0}
 
 
+BLOCK = json.loads((ROOT / "benchmarks/results/block-rule.json").read_text(encoding="utf-8"))
+PAIRS_OF_BLOCK = {"mini-code", "mini-ende", "smollm2-unrolled", "smollm2-hass"}
+
+
+def test_block_accepts_no_less_than_rejection_in_any_row_of_its_record() -> None:
+    rows = BLOCK["rows"]
+    found = {(row["pair"], row["temperature"], row["length"]) for row in rows}
+    assert found == set(itertools.product(PAIRS_OF_BLOCK, (0.6, 1.0, 1.3), (2, 3, 5, 8)))
+    assert len(found) == len(rows)
+    for row in rows:
+        assert row["block"] > row["rejection"], row
+        assert 1 < row["accepted_ci95"][0] <= row["accepted"] <= row["accepted_ci95"][1], row
+        assert row["accepted"] == pytest.approx(row["block"] / row["rejection"], abs=2e-4)
+        more = (1 + row["block"]) / (1 + row["rejection"])
+        assert row["tokens_per_step"] == pytest.approx(more, abs=2e-4)
+
+
+def test_the_gain_of_block_is_in_its_record() -> None:
+    text = " ".join((ROOT / "docs/losslessness.md").read_text(encoding="utf-8").split())
+
+    def more(pairs: str, length: int, what: str = "accepted") -> str:
+        each = [
+            100 * (row[what] - 1)
+            for row in BLOCK["rows"]
+            if row["pair"].startswith(pairs) and row["length"] == length
+            if row["temperature"] <= 1
+        ]
+        low, high = round(min(each)), round(max(each))
+        return f"{low} to {high}" if low < high else f"{low}"
+
+    three, five, eight = (more("mini-code", length) for length in (3, 5, 8))
+    assert f"{three} % more drafted tokens of chains of three, {five} % of five and" in text
+    assert f" and {eight} % of eight (temperature 0.6 and 1;" in text
+    two, three, five, eight = (more("smollm2", length) for length in (2, 3, 5, 8))
+    assert f"{two} % of two, {three} % of three, {five} % of five and {eight} % of eight" in text
+    two, three, five, eight = (
+        more("smollm2", length, "tokens_per_step") for length in (2, 3, 5, 8)
+    )
+    assert f"which is {two}, {three}, {five} and {eight} % more tokens per step" in text
+    prompts = {row["pair"]: row["prompts"] for row in BLOCK["rows"]}
+    assert f"{prompts['mini-code']} prompts" in text
+    assert f"({prompts['smollm2-hass']} prompts)" in text
+
+
 def test_the_table_of_draft_costs_is_its_record() -> None:
     path = ROOT / "benchmarks/results/smollm2-draft-costs.json"
     found: dict[str, list[str]] = {}
