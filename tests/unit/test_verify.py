@@ -22,7 +22,7 @@ from draftsmith.core.verify import (
     candidates,
     verify,
 )
-from draftsmith.core.verify_step import make_rule, verify_step
+from draftsmith.core.verify_step import make_rule, verify_rows, verify_step
 from draftsmith.errors import InputError, LossyRule, UnsupportedProposal
 
 V = 6
@@ -271,6 +271,52 @@ def test_auto_uses_q_where_there_is_one() -> None:
     assert isinstance(make_rule("auto", Proposal.SAMPLED), Rejection)
     assert isinstance(make_rule("auto", Proposal.WITHOUT_REPLACEMENT), Rejection)
     assert isinstance(make_rule("match", Proposal.SAMPLED), Match)
+
+
+DEEP = Sampler(temperature=1.0)
+ORDERED: dict[str, tuple[Proposal, list[int], list[int], Sampler, int, str]] = {
+    "a drawn chain": (Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2], DEEP, 1, "block"),
+    "one that excludes siblings": (
+        *(Proposal.WITHOUT_REPLACEMENT, [-1, 0, 1], [0, 1, 2]),
+        *(DEEP, 1, "block"),
+    ),
+    "a drawn tree": (Proposal.SAMPLED, [-1, 0, 0], [0, 1, 1], DEEP, 2, "rejection"),
+    "the chain of a row beside trees": (
+        *(Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2]),
+        *(DEEP, 2, "rejection"),
+    ),
+    "cut laws": (
+        *(Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2]),
+        *(Sampler(temperature=1.0, top_k=5), 1, "rejection"),
+    ),
+    "top tokens": (Proposal.OPAQUE, [-1, 0, 1], [0, 1, 2], DEEP, 1, "match"),
+}
+
+
+@pytest.mark.parametrize("case", ORDERED)
+def test_auto_takes_block_where_a_chain_was_drawn(case: str) -> None:
+    """Over many seeds, and not by accident: the other rules say otherwise for some of them."""
+    proposal, parents, q_rows, sampler, widest, expected = ORDERED[case]
+    draw = torch.Generator().manual_seed(1)
+    logits_BNV = torch.randn((1, 4, V), generator=draw)
+    q = Law(torch.randn((3, V), generator=draw).softmax(-1), V)
+
+    def decided(rule: str, seed: int) -> tuple[list[int], int]:
+        tokens = torch.multinomial(q.probs_RK[q_rows], 1, generator=draw.manual_seed(seed))
+        tree = one_row(tokens[:, 0].tolist(), parents, proposal, q, q_rows)
+        noise = Noise(seed, [0], [4])
+        _, verdict = verify_rows(tree, logits_BNV, sampler, [], rule, noise, widest=widest)
+        return told(verdict)
+
+    seeds = range(300)
+    found = {
+        rule: [decided(rule, seed) for seed in seeds]
+        for rule in ("auto", "match", "rejection", "block")
+        if rule != "block" or parents == [-1, 0, 1]
+    }
+    auto = found.pop("auto")
+    # of opaque chains rejection and block accept the same
+    assert [rule for rule, own in found.items() if own == auto] == [expected]
 
 
 def test_an_unknown_rule_is_refused_and_the_nearest_named() -> None:

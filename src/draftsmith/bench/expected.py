@@ -49,8 +49,9 @@ class Expectation:
 
 
 def expectations(bench: Bench) -> tuple[Expectation, ...]:
-    """Compute the expectations of arms that draw from a language model and accept by rejection:
-    of others the overlap of the laws is not what is accepted."""
+    """Compute the expectations of arms that draw from a language model and accept by its q: of
+    others the overlap of the laws is not what is accepted. They are those of rejection; `block`
+    accepts more."""
     return tuple(
         found
         for arm in bench.plan.arms
@@ -120,7 +121,8 @@ def as_section(found: tuple[Expectation, ...]) -> Section:
         sentences=(
             "The probability that a drafted token is accepted, sum min(p, q), averaged over the "
             "output of plain decoding; no draw is in it. Tokens per step and speed-ups follow by "
-            "closed formulas for chains, as if it were the same at every place.",
+            "closed formulas for chains, as if it were the same at every place and each token were "
+            "judged by itself.",
         ),
         columns=(
             *("temperature", "draft model", "per token", "per text (eq. 10)"),

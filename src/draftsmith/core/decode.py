@@ -65,8 +65,9 @@ class DecodeOptions:
     verifier_sampler: Sampler | None = None
     """Makes the laws that the rule reads; None: `sampler`, which drafters always follow."""
     rule: str | Rule = "auto"
-    """`match`, `rejection`, `block`, `traversal`, or `auto`: rejection where the draft brings its
-    q, else match. `typical` changes the law (`core/lossy_rules.py`) and wants `allow_lossy`."""
+    """`match`, `rejection`, `block`, `traversal`, or `auto`: match where a draft brings no q, block
+    for drawn chains on a CPU whose laws nothing but a temperature shapes, else rejection. `typical`
+    changes the law (`core/lossy_rules.py`) and wants `allow_lossy`."""
     shape: TreeShape | None = None
     """Shape of the draft; None: the drafter's default."""
     policy: LengthPolicy | None = None

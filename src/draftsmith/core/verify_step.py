@@ -71,7 +71,8 @@ _BUILT_IN: dict[str, Callable[[], Rule]] = {
 
 
 def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
-    """A rule by its name; `auto` is rejection where q is known, else match.
+    """A rule by its name; `auto` is rejection where q is known, else match (of drawn chains
+    `verify_rows` takes `block`).
 
     Raises:
         InputError: there is no such rule; the nearest known one is named.
@@ -82,6 +83,23 @@ def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
     if rule == "auto":
         return Match() if proposal is Proposal.OPAQUE else Rejection()
     return _rule_class(rule)()
+
+
+def _rule_for(
+    rule: str | Rule, tree: DraftTree, sampler: Sampler, widest: int, device: torch.device
+) -> Rule:
+    """As `make_rule`, for drafts where no node has more children than `widest`.
+
+    `auto` takes `block` for drawn chains, of which it never accepts fewer than rejection does:
+    where laws are softmax(logits / T) on the host. Others (top-k, top-p, penalties) take longer to
+    make than the gain is worth, as it reads those of all nodes, and a device would be waited for at
+    every node. It asks what may be drafted, not what this step drafted: no row is judged by another
+    rule because of its neighbours. Trees are left to rejection, too: `traversal` may accept fewer.
+    """
+    drawn_chains = tree.proposal is not Proposal.OPAQUE and widest <= 1
+    if rule == "auto" and drawn_chains and sampler.reads_logits_alone and device.type == "cpu":
+        return Block()
+    return make_rule(rule, tree.proposal)
 
 
 @cache
@@ -111,13 +129,17 @@ def verify_rows(
     draws: DrawsFromLogits | None = None,
 ) -> tuple[DraftTree, Verdict]:
     """As `verify_step`, by the rule of this name. Where rows are of two kinds, each is judged as if
-    it had no neighbours of the other one."""
+    it had no neighbours of the other one.
+
+    Args:
+        widest: no node has more children in any draft of this shape.
+    """
 
     judge = partial(
         verify_step, sampler=sampler, widest=widest, allow_lossy=allow_lossy, draws=draws
     )
     if tree.opaque_B is None:
-        own = make_rule(rule, tree.proposal)
+        own = _rule_for(rule, tree, sampler, widest, logits_BNV.device)
         return judge(tree, logits_BNV, histories=histories, rule=own, noise=noise)
     tree, _ = on_host(tree)
     verdicts = [
@@ -125,7 +147,7 @@ def verify_rows(
             run,
             logits_BNV[some],
             histories=histories[some],
-            rule=make_rule(rule, run.proposal),
+            rule=_rule_for(rule, run, sampler, widest, logits_BNV.device),
             noise=noise.take(range(some.start, some.stop)),
         )[1]
         for some, run in alike(tree)

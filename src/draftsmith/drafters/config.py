@@ -149,8 +149,8 @@ class DraftingConfig(Configuration):
     """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
     rule: str = "auto"
     """Verification: match, rejection, block (of chains as a whole), traversal (of trees as a whole)
-    or an installed rule; auto takes match or rejection, whichever accepts more of this drafter's
-    proposals."""
+    or an installed rule; auto takes match, rejection or (for drawn chains) block, whichever accepts
+    more of this drafter's proposals at no price."""
     acceptance: str = "exact"
     """exact, or a rule that is LOSSY, after which the output law is not the target's: typical keeps
     drafts that the target does not find unlikely (Medusa); or an installed rule."""

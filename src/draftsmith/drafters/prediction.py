@@ -103,7 +103,7 @@ class PredictionDrafter(Drafter):
 
     OPAQUE, hence lossless, as long as the prediction does not depend on the verifier's noise. One
     that was *sampled* with the same seed and request id does; the rule `match` (which `auto` takes
-    for opaque proposals) is exact even then, `rejection` wants another seed.
+    for opaque proposals) is exact even then, the others want another seed.
     """
 
     @dataclass(frozen=True, kw_only=True)
