@@ -287,6 +287,8 @@ def count(
         recorded: the target's own texts of these prompts at this temperature; they are repeated in
             place of decoding. For drafts that do not depend on the verifier's noise.
     """
+    if rule == "auto" and getattr(drafter.config, "proposal", None) == "sampled":
+        rule = "rejection"  # records go on from what was counted before `auto` took `block`
     options = DecodeOptions(
         sampler=exam.sampler(temperature if recorded is None else 0.0),
         max_new_tokens=exam.max_new_tokens,
