@@ -120,7 +120,7 @@ def test_every_step_is_counted_or_left_out(end_ids: frozenset[int]) -> None:
     whole: list[int] = []
     for number, prompt in enumerate(prompts):
         left = 31
-        seeded = replace(options, seed=options.seed + gamma)
+        seeded = replace(options, seed=options.seed + gamma, rule="rejection")
         for step in decode(target, drafter, [prompt], seeded, request_ids=[number]):
             cut_by_end = step.finish[0] == "stop" and len(step.emitted[0]) == step.accepted[0]
             if left > gamma and not (cut_by_end and step.accepted[0] < gamma):
@@ -215,7 +215,7 @@ def test_counts_know_their_prompts() -> None:
     drafter, prompts = bound(TabularTarget(6, seed=1), target), [[1], [3, 4], [5]]
     (trial,), _ = count_accepted(target, drafter, prompts, drawn(31), (2,), batch_size=2)
     for number, prompt in enumerate(prompts):
-        options = drawn(31, shape=TreeShape.chain(2), seed=2)
+        options = drawn(31, shape=TreeShape.chain(2), seed=2, rule="rejection")
         whole = [0, 0, 0]
         for step in decode(target, drafter, [prompt], options, request_ids=[number]):
             whole[step.accepted[0]] += step.offered_depth[0] == 2

@@ -143,13 +143,15 @@ def count_accepted(
     """Decode all prompts with chains of every length; return counts and the texts of the last.
 
     Each length has a seed of its own: with one for all, drawn texts would be nearly the same.
-    `name`: of the drafter, for the log.
+    `auto` is rejection here: a rate is of tokens that are judged each by itself, as `block` judges
+    none. `name`: of the drafter, for the log.
     """
+    rule = "rejection" if options.rule == "auto" else options.rule
     trials, made = [], []
     for gamma in lengths:
         _log.info("%s: drafts of %d", name, gamma)
         trial = LengthTrial(gamma=gamma)
-        chain = replace(options, shape=TreeShape.chain(gamma), seed=options.seed + gamma)
+        chain = replace(options, shape=TreeShape.chain(gamma), seed=options.seed + gamma, rule=rule)
         made = generate(target, drafter, prompts, chain, batch_size=batch_size, on_step=trial.add)
         trial.see_loops(made)
         trials.append(trial)

@@ -261,12 +261,10 @@ def observe(options: BenchOptions, record: Run, left: Sequence[Path]) -> dict[st
     arms = open_drafters(names, unshaped, target) if names else ()
     note_plain(prompts, target.tokenizer)
     temperature = options.temperatures()[0]
-    # a rate is one of tokens that are judged each by itself, as block does not
-    rule = "rejection" if options.drafting.rule == "auto" else options.drafting.rule
     decoding = DecodeOptions(
         sampler=Sampler.from_params(options.sampling.params(temperature)),
         max_new_tokens=options.max_new_tokens,
-        rule=rule,
+        rule=options.drafting.rule,
         seed=options.sampling.seed,
     )
     items = [item.tokens for item in make_items(prompts, target, options.max_new_tokens)]
