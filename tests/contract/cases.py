@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from draftsmith.core.types import TreeShape
-from draftsmith.drafters.base import Drafter
+from draftsmith.drafters.base import Drafter, TargetView
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.fspad import Fspad
 from draftsmith.drafters.griffin import Griffin
 from draftsmith.drafters.hass import Hass
-from draftsmith.drafters.hidden.drafter import FeatureDrafter
+from draftsmith.drafters.hidden.drafter import FeatureDrafter, TrainedDrafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
@@ -119,19 +120,40 @@ def _filling(
     )
 
 
+KNOWN = (1, 3, 6)
+"""What a draft vocabulary knows of each eight tokens: no column is its token."""
+
+
+def _knowing_some(cls: Any) -> Any:
+    """This drafter over hidden states with a draft vocabulary of `KNOWN` tokens."""
+
+    class Some(cls):
+        def bind(self, target: TargetView) -> None:
+            if self.network is not None:
+                return super().bind(target)
+            counts_V = torch.isin(torch.arange(target.vocab_size) % 8, torch.tensor(KNOWN)).float()
+            self.config = replace(self.config, draft_vocab=int(counts_V.sum()))
+            super().bind(target)
+            # which tokens, and no more: a toy target's head has no finite rows to begin from
+            TrainedDrafter.choose_vocabulary(self, counts_V)
+
+    return Some
+
+
 def _features(
     kind: str,
     cls: type[FeatureDrafter],
     shape: TreeShape,
     proposal: str = "greedy",
     *,
+    label: str = "",
     other_shape: bool = False,
     **options: Any,
 ) -> Case:
     """With random weights: they are made when the drafter is bound to its target."""
     return Case(
         kind=kind,
-        label=f"{kind}-{'dynamic' if shape.is_dynamic else proposal}",
+        label=f"{kind}-{label or ('dynamic' if shape.is_dynamic else proposal)}",
         build=lambda _: cls(cls.Config(proposal=proposal, **options)),
         shape=shape,
         draws=proposal != "greedy",
@@ -273,10 +295,21 @@ CASES = (
     _features("eagle", Eagle, DYNAMIC),
     _features("eagle", Eagle, PATHS, proposal="without_replacement"),
     _features("eagle", Eagle, CHAIN, proposal="sampled"),
+    _features(
+        "eagle",
+        _knowing_some(Eagle),
+        TREE,
+        label="of-some",
+        proposal="without_replacement",
+        seed=4,
+    ),
     _features("eagle3", Eagle3, DYNAMIC),
+    _features("eagle3", _knowing_some(Eagle3), CHAIN, label="of-some", proposal="sampled"),
     _features("hass", Hass, DYNAMIC),
+    _features("hass", Hass, CHAIN, label="confident", proposal="sampled", confidence=0.5),
     _features("fspad", Fspad, DYNAMIC),
     _features("griffin", Griffin, DYNAMIC),
+    _features("griffin", Griffin, CHAIN, proposal="sampled"),
     _features("griffin", Griffin, TREE, proposal="greedy", other_shape=True),
     _features("unrolled", Unrolled, DYNAMIC),
     _features(
@@ -290,8 +323,16 @@ CASES = (
         shape=PATHS,
         remembers=True,
     ),
+    Case(
+        kind="medusa",
+        label="medusa-of-some",
+        build=lambda _: _knowing_some(Medusa)(Medusa.Config(heads=2)),
+        shape=CHAIN,
+        remembers=True,
+    ),
     _features("parallel", Parallel, DYNAMIC),
     _features("parallel", Parallel, CHAIN, proposal="sampled", markov=0),
+    _features("parallel", _knowing_some(Parallel), CHAIN, label="of-some", proposal="sampled"),
     _features("parallel", Parallel, PATHS, proposal="without_replacement"),
     _features("parallel", Parallel, CHAIN, proposal="greedy", block=3, layers=1, states="layers"),
     _features("p_eagle", PEagle, DYNAMIC, seed=10),
