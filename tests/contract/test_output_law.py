@@ -163,6 +163,18 @@ def test_emitted_law_of_sampled_chains_over_the_whole_vocabulary(temperature: fl
     check(case, dense(0), dense(1), options, PROMPTS[1:])
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.remembers and c.draws and c.shape.is_chain], ids=str
+)
+def test_emitted_law_of_chains_behind_hidden_states(case: Case, rule: str) -> None:
+    """The first step has no states to draft from, so that three tokens leave room for one draft:
+    of four, two may be drafted, also where a chain ends by what its first token said."""
+    options = dataclasses.replace(options_for("plain", rule), max_new_tokens=4)
+    found = check(case, sparse(2, 0), sparse(2, 1), options, PROMPTS[1:])
+    assert 0 < found.accepted < found.offered
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape(widths=(1, 2)), TREE], ids=str)
 def test_emitted_law_of_four_tokens(shape: TreeShape) -> None:

@@ -330,6 +330,10 @@ def test_unknown_places_change_no_text(shape: str, temperature: float) -> None:
     [
         ({"markov": 3}, "its Markov term is 3 wide, no multiple of 16"),
         ({"block": 70}, "its blocks have 69 drafts, more than 64"),
+        (
+            {"confidence_head": True, "confidence": 0.5},
+            "its confidence head, which ends its drafts, is not written there",
+        ),
     ],
 )
 def test_what_does_not_fit_is_run_by_pytorch_which_is_said_once(
@@ -347,6 +351,11 @@ def test_what_does_not_fit_is_run_by_pytorch_which_is_said_once(
     assert said == [f"the drafter is not compiled, PyTorch runs it: {why}"]
     with pytest.raises(UnsupportedModel, match=r"weights=bf16: .*since its"):
         made(target, weights="bf16", **options)._engine()
+
+
+def test_a_confidence_head_that_ends_no_draft_leaves_the_network_in_the_engine() -> None:
+    drafter = made(target_of(), confidence_head=True)
+    assert isinstance(drafter._engine(), ParallelEngine)
 
 
 def test_a_token_that_there_is_not_is_refused() -> None:

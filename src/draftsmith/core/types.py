@@ -380,6 +380,9 @@ class DraftPrediction:
     places at a time, and is differentiated there: each call computes from its weights anew."""
     narrow: NarrowHead | None = None
     """The head of a drafter with a reduced vocabulary; None: its vocabulary is whole."""
+    confidence_BT: Tensor | None = None
+    """Logits of how probable it is that a draft from each state is accepted, by a head that learns
+    nothing else; None: the drafter has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

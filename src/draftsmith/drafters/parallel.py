@@ -23,8 +23,8 @@ of an attention head, F nodes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -36,12 +36,13 @@ from draftsmith.core.attention import attend_fused
 from draftsmith.core.cache import Block, KVCache, lay_out, right_aligned
 from draftsmith.core.transfer import to_device
 from draftsmith.core.types import DraftPrediction, Signals, TrajectoryBatch
-from draftsmith.drafters.base import STRUCTURE, TargetView, at_least
+from draftsmith.drafters.base import ADDED, STRUCTURE, TargetView, at_least
 from draftsmith.drafters.hidden import unroll
 from draftsmith.drafters.hidden.blocks import (
     BlockDrafter,
     BlockReader,
     Blocks,
+    ConfidenceHead,
     KeysAndValues,
     blocks_behind,
 )
@@ -81,6 +82,8 @@ class ParallelNetwork(BorrowedHead):
             self.markov_in = nn.Linear(hidden, self.rank, bias=False)
             size = getattr(config, "draft_vocab_size", None) or config.vocab_size
             self.markov_out = nn.Linear(self.rank, size, bias=False)
+        # the last: other first weights are those of a network without it
+        self.confidence = ConfidenceHead(hidden) if config.confidence_head else None
 
     def context(self, pairs_BTH: Tensor, positions_BT: Tensor) -> list[KeysAndValues]:
         """Keys and values of pairs, layer by layer."""
@@ -208,6 +211,20 @@ class ParallelReader(BlockReader[ParallelEngine]):
     ) -> None:
         super().__init__(network, target, state, count, engine)
         self._network = network
+        self._states_BPH = self._before_BF = torch.empty(0)
+
+    def believed(self) -> Tensor:
+        """[B] see `ChildSelection.believed`, by the confidence head."""
+        head = self._network.confidence
+        assert head is not None
+        states_BH = self._states_BPH[:, self._depth]
+        before_B = to_device(self._before_BF[:, 0], states_BH.device)
+        logits_B: Tensor = head(states_BH, self._target.embed(before_B))
+        return logits_B.double().sigmoid()
+
+    def _laws(self, before_BF: Tensor) -> Tensor:
+        self._before_BF = before_BF
+        return super()._laws(before_BF)
 
     def _draft(
         self,
@@ -233,8 +250,8 @@ class ParallelReader(BlockReader[ParallelEngine]):
         tokens_BP, block = lay_out(cache, pending)
         pairs_BPH = self._keep(tokens_BP, feature_BPS, block)
         cache.commit(block.pending_B)
-        states_BPH = self._read_block(pairs_BPH[:, -1])
-        return self._network.state_logits(states_BPH, self._target)
+        self._states_BPH = self._read_block(pairs_BPH[:, -1])
+        return self._network.state_logits(self._states_BPH, self._target)
 
     def _added(self, before_BF: Tensor) -> Tensor | None:
         network = self._network
@@ -288,6 +305,9 @@ class Parallel(BlockDrafter):
         eagle3 reads."""
         markov: int = field(default=128, metadata=STRUCTURE)
         """Training: rank of an addition to the logits by the token before; 0: none."""
+        confidence_head: bool = field(default=False, metadata=STRUCTURE | ADDED)
+        """Training: a small head learns how probable it is that the draft of a place is accepted;
+        `confidence` then goes by it, not by the laws."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -296,12 +316,21 @@ class Parallel(BlockDrafter):
     config: Config
     network_class = ParallelNetwork
     engine_class = ParallelEngine
-    measures = (*BlockDrafter.measures, "num_states", "markov_rank")
+    measures = (*BlockDrafter.measures, "num_states", "markov_rank", "confidence_head")
 
     def network_config(self, target: TargetView) -> LlamaConfig:
         layer = super().network_config(target)
         layer.num_states, layer.markov_rank = self._num_states, self.config.markov
+        layer.confidence_head = self.config.confidence_head
         return layer
+
+    def _unfit(self) -> str | None:
+        asked = self.config.confidence_head and self.config.confidence
+        return "its confidence head, which ends its drafts, is not written there" if asked else None
+
+    def _believed_by(self, reader: Reader) -> Callable[[], Tensor] | None:
+        assert isinstance(reader, ParallelReader)
+        return reader.believed if self.config.confidence_head else None
 
     @property
     def _num_states(self) -> int:
@@ -324,13 +353,21 @@ class Parallel(BlockDrafter):
     # ------------------------------------------------------------------ training
 
     def _prediction(self, batch: TrajectoryBatch, now: Blocks) -> DraftPrediction:
-        network, predict_BAH = self.network, now.states_BAPH[:, :, now.step]
+        network, states_BAH = self.network, now.states_BAPH[:, :, now.step]
+        if not network.rank and network.confidence is None:
+            return self._at_anchors(batch, now, states_BAH)
+        before_BA = batch.tokens_ahead(now.step).gather(1, now.anchor_BA)
+        with torch.no_grad():
+            embedded_BAH = self.target.embed(before_BA)
+        predict_BAH = states_BAH
         if network.rank:
-            before_BA = batch.tokens_ahead(now.step).gather(1, now.anchor_BA)
-            with torch.no_grad():
-                embedded_BAH = self.target.embed(before_BA)
-            predict_BAH = torch.cat([predict_BAH, network.before(embedded_BAH)], dim=-1)
-        return self._at_anchors(batch, now, predict_BAH)
+            predict_BAH = torch.cat([states_BAH, network.before(embedded_BAH)], dim=-1)
+        prediction = self._at_anchors(batch, now, predict_BAH)
+        if network.confidence is None:
+            return prediction
+        logits_BA = network.confidence(states_BAH, embedded_BAH)
+        logits_BT = logits_BA.new_zeros(batch.tokens_BT.shape).scatter(1, now.anchor_BA, logits_BA)
+        return replace(prediction, confidence_BT=logits_BT)
 
     def _blocks(self, batch: TrajectoryBatch) -> Blocks:
         signals_BTS = unroll.begin(batch, self.config.noise if self.training else 0.0).feature_BTH

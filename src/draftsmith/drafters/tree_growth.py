@@ -312,6 +312,9 @@ class ChildSelection:
     """A chain of draws ends behind so many tokens, whatever its confidence; 0: it does not."""
     rated: bool = False
     """A tree of the most probable tokens says how probable they are, in `DraftTree.prob_BN`."""
+    believed: Callable[[], Tensor] | None = None
+    """In place of these laws: [B] how probable it is that the token behind those read last is
+    accepted. It knows the tokens before, not that one. None: the laws say."""
 
     @property
     def names_tokens(self) -> bool:
@@ -469,7 +472,9 @@ def _grow_fixed(
             drawn_RW, spent_RW = _draw(law, how, rows, depth, kids)
             spent_BN[:, kids_FW] = spent_RW.view(num_rows, *kids_FW.shape)
         tokens_BN[:, kids_FW] = drawn_RW.view(num_rows, *kids_FW.shape)
-        if ends is not None and ends.reached(_believed(how, laws, scores_RD, drawn_RW)):
+        if ends is not None and ends.reached(
+            _believed(how, laws, scores_RD, drawn_RW) if how.believed is None else how.believed()
+        ):
             num_nodes = depth + 1
             break
     template = template[:num_nodes]

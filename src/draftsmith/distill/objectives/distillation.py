@@ -510,6 +510,35 @@ class Acceptance:
         return LossTerms(total=total, weight=places.weights_N.sum())
 
 
+class Confidence:
+    """Cross-entropy of a drafter's confidence head (`DraftPrediction.confidence_BT`) with the
+    expected acceptance, which has no gradient, in nats.
+
+    That is sum_v min(p, q) over the drafter's tokens: p outside of them, which no draft can be,
+    adds nothing. See `Acceptance` for laws that were cut, and places without one.
+    """
+
+    def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
+        """Sum of weight x nats over places with a law, and the sum of their weights."""
+        assert prediction.confidence_BT is not None
+        taught_BT = masks(prediction, batch, None)[0]
+        places = gather(prediction, batch, taught_BT)
+        logits_N = wide(prediction.confidence_BT[taught_BT])
+        with torch.no_grad():
+            vocab, _ = probe(head, prediction.hidden_BTH[0])
+            check_laws(places, vocab)
+            narrow = prediction.narrow if are_over(batch.laws, vocab) else None
+            if narrow is not None:
+                head, vocab = narrow.head, len(narrow.ids_D)
+            accepted = [
+                div.acceptance(*logprobs(part.laws(), wide(head(part.hidden_NH)), narrow)[:2])
+                for part in places.split(None, vocab)
+            ]
+            accepted_N = torch.cat([logits_N.new_zeros(0), *accepted]).clamp(0, 1)
+        nats_N = F.binary_cross_entropy_with_logits(logits_N, accepted_N, reduction="none")
+        return LossTerms(total=_weighed(places, nats_N), weight=places.weights_N.sum())
+
+
 def _of_states(
     nats: Callable[[Head, LossPositions], Tensor],
     head: Head,
@@ -614,6 +643,8 @@ class Imitation:
     top_weight: float = 0.0
     mean_over: Literal["counted", "all"] = "counted"
     """all: the sum of a step is divided by the positions of answers, counted or not."""
+    confidence_weight: float = 0.1
+    """Weight of the mean that a confidence head learns by; nothing else learns by it."""
 
     def __post_init__(self) -> None:
         good = min(self.token_weight, self.feature_weight, self.top_weight) >= 0
@@ -635,6 +666,15 @@ class Imitation:
         weight = batch.weights_ahead(prediction.ahead)[batch.mask_ahead(prediction.ahead)].sum()
         if self.mean_over == "counted":  # what is left of the sum counts as much as all would
             total = total * (weight / terms.weight.clamp(min=1e-5))
+        if prediction.confidence_BT is not None:
+            require(
+                not token.record.hard,
+                f"drafter option confidence_head: it learns from laws, and --objective "
+                f"{token.objective} from tokens; leave one of them out",
+            )
+            confidence = Confidence().loss(prediction, batch, head)
+            mean = confidence.total / confidence.weight.clamp(min=1e-5)
+            total = total + self.confidence_weight * weight * mean
         return LossTerms(total=total, weight=weight)
 
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from draftsmith.config import require
@@ -156,6 +156,28 @@ class BlockReader(abc.ABC, Generic[E]):
             tokens_BP, block = lay_out(cache, pending)
             self._keep(tokens_BP, feature_BPS, block)
             cache.commit(block.pending_B)
+
+
+class ConfidenceHead(nn.Module):
+    """How probable it is that the draft of a place is accepted, if those before it were."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.state = nn.Linear(hidden, _WIDTH)
+        self.before = nn.Linear(hidden, _WIDTH, bias=False)
+        self.out = nn.Linear(_WIDTH, 1)
+
+    def forward(self, states: Tensor, embedded: Tensor) -> Tensor:
+        """[..] logits, from states of places and embeddings of the tokens before them, [.., H]
+        each. What a place drafts is not read: a draft that is dropped by it would not be a draw
+        of its law any more. Nothing else learns by it."""
+        # targets differ in the scale of both
+        states, embedded = (F.rms_norm(x, x.shape[-1:]) for x in (states.detach(), embedded))
+        out: Tensor = self.out(F.silu(self.state(states) + self.before(embedded)))
+        return out.squeeze(-1)
+
+
+_WIDTH = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

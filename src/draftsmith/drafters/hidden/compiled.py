@@ -191,9 +191,18 @@ def unfit_layers(network: Network, form: str) -> str | None:
 E = TypeVar("E", bound=DraftEngine)
 
 
-def in_engine(runs: type[E], network: nn.Module, target: TargetView, weights: Weights) -> E | None:
+def in_engine(
+    runs: type[E],
+    network: nn.Module,
+    target: TargetView,
+    weights: Weights,
+    unfit: str | None = None,
+) -> E | None:
     """The network as the extension runs it; None: PyTorch does, as the target or the network is
     not one for it.
+
+    Args:
+        unfit: why the drafter has no use for it; None: it has.
 
     Raises:
         UnsupportedModel: a format of weights was asked for that only the extension computes in.
@@ -202,7 +211,7 @@ def in_engine(runs: type[E], network: nn.Module, target: TargetView, weights: We
     why: str | None = "the target does not run there"
     if engine is not None:
         for form in _forms(weights, engine):
-            why = runs.why_not(network, form) or too_large(network, form)
+            why = unfit or runs.why_not(network, form) or too_large(network, form)
             if why is None:
                 return runs(network, target, engine, form)
     if weights != "auto":

@@ -481,9 +481,14 @@ class TrainedDrafter(Drafter):
         network, weights = self.network, self.config.weights
         made_of = (self.target, *map(version_of, (*network.parameters(), *network.buffers())))
         if self._compiled is None or self._compiled[0] != made_of:
-            engine = in_engine(self.engine_class, network, self.target, weights)
-            self._compiled = (made_of, engine)
+            runs, unfit = self.engine_class, self._unfit()
+            self._compiled = (made_of, in_engine(runs, network, self.target, weights, unfit))
         return self._compiled[1]
+
+    def _unfit(self) -> str | None:
+        """Why its options want PyTorch, whatever the engine knows of its network; None: they do
+        not."""
+        return None
 
     @property
     def _engine_of_request(self) -> Any:
@@ -618,7 +623,8 @@ class FeatureDrafter(TrainedDrafter):
             draw_length=self.config.draw_length,
             rated=self.rates_nodes,
         )
-        tree = grow(self._reader(state, shape.depth), shape, depth_B, how)
+        reader = self._reader(state, shape.depth)
+        tree = grow(reader, shape, depth_B, replace(how, believed=self._believed_by(reader)))
         state.cache.rollback()
         return tree
 
@@ -635,6 +641,10 @@ class FeatureDrafter(TrainedDrafter):
             length,
             length,
         )
+
+    def _believed_by(self, reader: Reader) -> Callable[[], Tensor] | None:
+        """See `ChildSelection.believed`, of what this one reads."""
+        return None
 
     def _reader(self, state: FeatureState, depth: int) -> Reader:
         """What drafts below the last known tokens, no deeper than this."""
