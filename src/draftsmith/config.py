@@ -535,8 +535,9 @@ def check_known(
     """Raise `InputError` for the first `--option` that the verb does not have.
 
     Args:
-        meant: what to write for a name (`draft_vocab`) that is known elsewhere, if it is; else the
-            flag of the nearest name is proposed.
+        meant: what to write for a name (`draft_vocab`) that is known elsewhere, if it is. Else, or
+            where the name ends a flag's (`--length`, `--draft-length`), the flag of the nearest
+            name is proposed.
     """
     for word in argv:
         name = word.split("=", 1)[0]
@@ -544,7 +545,9 @@ def check_known(
             continue
         if name in ("--", "--help") or name.replace("_", "-") in flags:
             continue
-        other = meant(name.removeprefix("--").replace("-", "_"))
+        bare = name.removeprefix("--").replace("_", "-")
+        ends_one = any(flag.endswith(f"-{bare}") for flag in flags)
+        other = None if ends_one else meant(bare.replace("-", "_"))
         hint = nearest(name, flags).split(" (known", 1)[0]
         hint = hint if other is None else f"; did you mean {other!r}?"
         more = f"'draftsmith {verb} --help' lists all options"

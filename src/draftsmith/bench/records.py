@@ -260,6 +260,8 @@ def _faults(record: RunRecord) -> Iterator[str]:
     if outside is not None and not outside.accepted <= outside.tokens <= decoded:
         yield f"outside_loops.tokens is {outside.tokens}, not between its accepted and {decoded}"
     slow = record.seconds_outside_loops
+    if slow is not None and outside is None:
+        yield f"seconds_outside_loops is {slow}, but outside_loops is not there"
     if slow is not None and slow > (1 + _CLOCK) * record.decode_seconds:
         yield f"seconds_outside_loops is {slow}, above decode_seconds ({record.decode_seconds})"
     if record.divergence is not None and record.divergence.at > record.tokens:

@@ -302,7 +302,7 @@ class CandidateDrafter:
     words: str = ""
     """As those of a `CandidateShape`."""
     draw_length: int = 0
-    """The drafter cuts longer chains by itself; 0: it does not."""
+    """The drafter ends chains behind so many tokens by itself; 0: it does not."""
 
     @property
     def way(self) -> str:
@@ -357,7 +357,7 @@ def candidates_of(
 ) -> tuple[CandidateDrafter, ...]:
     """Give each drafter chains of at most `longest` tokens, and its trees; and, where it draws and
     nobody said how, chains that are drawn in the other way; and, where its draws have a length of
-    their own that nobody gave, chains of draws that it does not cut."""
+    their own that nobody gave, chains of draws without it, which its confidence may end."""
     candidates = []
     for name, arm in zip(names, arms, strict=True):
         depth = min(longest, arm.drafter.longest or longest)
@@ -372,7 +372,7 @@ def candidates_of(
             ways += [
                 way.changed(", draw_length=0", ("--drafter-option", "draw_length=0"), draw_length=0)
                 for way in ways
-                if way.draw_length
+                if 0 < way.draw_length < depth
             ]
         trees = _trees(name, arm, proposal) if arm.drafter.takes_trees else ()
         candidates += [

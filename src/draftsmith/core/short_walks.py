@@ -88,19 +88,19 @@ def short_walk(
     Raises:
         BackendError: logits that the walk came by are NaN.
     """
-    # these two alone: a class that is derived from them may decide otherwise
+    # these alone: a class that is derived from them may decide otherwise
     if type(rule) not in (Match, Rejection, Block):
         return None
-    # of a tree that it refuses its own walk says why
-    if type(rule) is Block and not _is_chains(tree):
-        return None
+    branches = type(rule) is not Match and not _is_chains(tree)
+    if branches and type(rule) is Block:
+        return None  # its own walk says why it refuses the tree
     if sampler.takes_highest:
         return walk_highest(tree, logits_BNV)
     if draws is None or not sampler.reads_logits_alone or logits_BNV.dtype != torch.float32:
         return None
     if type(rule) is Match:
         return walk_drawn(tree, logits_BNV, sampler.temperature, noise, draws)
-    if tree.proposal is Proposal.OPAQUE or not _is_chains(tree):
+    if branches or tree.proposal is Proposal.OPAQUE:
         return None
     walk = walk_judging if type(rule) is Block else walk_rejecting
     return walk(tree, logits_BNV, sampler.temperature, noise, draws)

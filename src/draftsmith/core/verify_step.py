@@ -71,8 +71,8 @@ _BUILT_IN: dict[str, Callable[[], Rule]] = {
 
 
 def make_rule(rule: str | Rule, proposal: Proposal) -> Rule:
-    """A rule by its name; `auto` is rejection where q is known, else match (of drawn chains
-    `verify_rows` takes `block`).
+    """A rule by its name; `auto` is rejection where q is known, else match (see `_rule_for` for
+    drawn chains).
 
     Raises:
         InputError: there is no such rule; the nearest known one is named.

@@ -46,15 +46,15 @@ def built_in_kinds() -> tuple[str, ...]:
 
 
 def option_names() -> set[str]:
-    """Names of the options of all built-in kinds: the fields of every class `Config` here; reading
-    them as text imports no torch."""
+    """Names of the options of all built-in kinds: the fields of every class `Config` here, but for
+    the source, which KIND:SOURCE says; reading them as text imports no torch."""
     found: set[str] = set()
     for file in Path(__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.name == "Config":
                 fields = (one.target for one in node.body if isinstance(one, ast.AnnAssign))
                 found |= {name.id for name in fields if isinstance(name, ast.Name)}
-    return found
+    return found - {"source"}
 
 
 def drafter_parts(name: str) -> tuple[str, str | None]:
@@ -149,8 +149,8 @@ class DraftingConfig(Configuration):
     """How a draft model chooses children: draws, its top tokens, or draws without replacement."""
     rule: str = "auto"
     """Verification: match, rejection, block (of chains as a whole), traversal (of trees as a whole)
-    or an installed rule; auto takes match, rejection or (for drawn chains) block, whichever accepts
-    more of this drafter's proposals at no price."""
+    or an installed rule; auto takes match, rejection or (for drawn chains on a CPU) block: what
+    accepts more of this drafter's proposals and costs little."""
     acceptance: str = "exact"
     """exact, or a rule that is LOSSY, after which the output law is not the target's: typical keeps
     drafts that the target does not find unlikely (Medusa); or an installed rule."""

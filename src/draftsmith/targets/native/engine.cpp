@@ -390,7 +390,8 @@ struct Mass {
     }
   }
 
-  // The sum over all places of min(share p, q), q of these places (null: all).
+  // The sum over all places of min(share p, q), q of these places (null: all), each once but for those that
+  // fill up, whose q is 0.
   double overlap(double share, const float* q, const int64_t* ids, int count) const {
     const float by = (float)(share / total);
     double sums[SUMS] = {};
@@ -1196,8 +1197,9 @@ int64_t ds_judge_chain(const float* const* logits, int vocab, double temperature
   for (int i = 0; i < length; ++i) {
     if (!law[i].of_scores(logits[i], vocab, temperature)) return -1;
     const double p = (float)(law[i].weight[token[i]] / law[i].total);
-    const double left = std::min(1.0, share[i] * (p / probability_in(q[i], ids[i], count[i], token[i])));
-    if (!(left > 1e-30)) break;  // below all numbers that are drawn
+    // 0 / 0, of a token that neither law has, is 0: `min` gives its first argument then
+    const double left = std::min(share[i] * (p / probability_in(q[i], ids[i], count[i], token[i])), 1.0);
+    if (!(left > 1e-30)) break;  // below all numbers that are drawn but 0
     share.push_back(left);
   }
   for (int i = (int)share.size() - 1;; --i) {
