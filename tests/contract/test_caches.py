@@ -4,6 +4,8 @@ a consumer that went away, and in the drafter as well."""
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +17,7 @@ from draftsmith.core.cache import KVCache, lay_out
 from draftsmith.core.decode import DecodeOptions, Session, decode
 from draftsmith.core.law import Noise
 from draftsmith.core.sampling import Sampler
-from draftsmith.core.types import DraftTree, RequestBatch, Signals, TreeShape
+from draftsmith.core.types import PADDING, DraftTree, RequestBatch, Signals, TreeShape
 from draftsmith.drafters.base import Drafter
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import HFTarget
@@ -188,8 +190,14 @@ def test_an_interrupted_step_leaves_the_session_usable(
     assert texts == expected
 
 
+def count_children(parents: list[int]) -> Iterable[int]:
+    """How many children each node of a row has that has any, the root included."""
+    return Counter(parent for parent in parents if parent != PADDING).values()
+
+
 class Watched(Following):
-    """Compares each proposal with that of a drafter that starts anew."""
+    """Compares each proposal with that of a drafter that starts anew, and with the bounds that the
+    drafter gives for it."""
 
     def __init__(self, inner: Drafter, case: Case) -> None:
         super().__init__(inner)
@@ -204,6 +212,11 @@ class Watched(Following):
         sampler: Sampler,
         noise: Noise,
     ) -> None:
+        assert tree.num_nodes <= self.inner.max_nodes(shape), f"{self.case}: more nodes"
+        widest = max(
+            (n for row in tree.parents_BN.tolist() for n in count_children(row)), default=0
+        )
+        assert widest <= self.inner.widest(shape), f"{self.case}: {widest} children"
         fresh = self.inner.start(
             RequestBatch(
                 tokens=self.known, request_ids=tuple(range(len(self.known))), max_new_tokens=9

@@ -14,6 +14,7 @@ import torch
 from tests.forks import Forks
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
+from draftsmith.bench import arms
 from draftsmith.bench import records as records_module
 from draftsmith.bench.arms import supports, time_decode, time_generate
 from draftsmith.bench.loops import StepCounts, in_loops
@@ -351,6 +352,23 @@ def test_a_timed_run_tells_widths_of_the_decoding_phase() -> None:
     assert run.widths[0] == 5
     assert list(run.widths) == sorted(run.widths, reverse=True)
     assert sum(run.decode_tokens) + 1 <= 30
+
+
+def test_seconds_outside_of_loops_are_those_of_the_steps_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The n-th step takes 2 ** n, so that a sum names its steps."""
+    table = TabularTarget(8)  # one token follows each pair: it repeats itself in the end
+    arm = Arm(name="none", drafter=NoDrafter())
+    looks = itertools.count()
+    monkeypatch.setattr(arms, "now", lambda device: 2.0 ** next(looks))
+    run = time_decode(table, arm, [(1, 2, 3)], DecodeOptions(max_new_tokens=40), [0])
+    looped = in_loops(run.tokens[0])
+    steps = [n for n in range(1, len(looped)) if not looped[n]]
+    assert steps and looped[1:].any()
+    assert run.seconds_outside_loops == sum(2.0**n for n in steps)
+    together = time_decode(table, arm, [(1, 2, 3), (3, 2)], DecodeOptions(max_new_tokens=9), [0, 1])
+    assert together.seconds_outside_loops is None
 
 
 def test_nothing_is_collected_inside_a_timed_run() -> None:

@@ -348,6 +348,19 @@ def test_bad_memories_are_refused(
         load_drafter("suffix", [*options, f"saved={path}"]).bind(target())
 
 
+def test_a_memory_is_of_one_tokenizer() -> None:
+    """What it saves says whose ids it holds."""
+    model, other = (tiny_target(8, seed=3) for _ in range(2))
+    model.tokenizer, other.tokenizer = Listed("abcdefgh"), Listed("abcdefhg")
+    drafter = Suffix(Suffix.Config(memory=100))
+    drafter.bind(model)
+    with pytest.raises(InputError, match="remembers texts of a target with another tokenizer"):
+        drafter.bind(other)
+    other.tokenizer = Listed("abcdefgh")
+    drafter.bind(other)
+    Suffix().bind(model)
+
+
 def test_a_memory_is_of_one_vocabulary() -> None:
     """It would draft tokens that a smaller target lacks."""
     drafter, small = Suffix(Suffix.Config(memory=1000)), TabularTarget(vocab_size=6, seed=3)

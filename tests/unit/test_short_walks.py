@@ -316,6 +316,30 @@ def test_a_chain_whose_first_token_is_never_said_ends_at_the_root(draws: LogitDr
     assert found.next_token_B[0] != tree.tokens_BN[0, 0]
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_token_that_neither_law_has_is_refused(draws: LogitDraws, cut: bool) -> None:
+    """p / q is 0 / 0, of a drafter whose q is not what it drew from."""
+    vocab, known = 6, 4
+    probs = torch.tensor([[0.6, 0.4, 0.0, 0.0]])
+    if not cut:
+        probs = F.pad(probs, (0, vocab - known))
+    tree = DraftTree(
+        tokens_BN=torch.tensor([[5]]),
+        parents_BN=torch.tensor([[-1]]),
+        proposal=Proposal.SAMPLED,
+        q=Law(probs, vocab, torch.arange(known)[None] if cut else None),
+        q_rows_BN=torch.tensor([[0]]),
+    )
+    logits_BNV = torch.zeros(1, 2, vocab)
+    logits_BNV[:, :, 5] = -torch.inf
+    for seed in range(20):
+        noise = Noise(seed, [0], [4])
+        found = short_walk(tree, logits_BNV, HOT, Block(), noise, draws)
+        assert found is not None
+        assert found.num_accepted_B.tolist() == [0]
+        assert found.next_token_B.tolist() != [5]
+
+
 def test_a_judged_chain_refuses_what_is_no_number(draws: LogitDraws) -> None:
     tree, logits_BNV = drawn_chains(np.random.default_rng(1), 6, 6)
     logits_BNV[1, 0, 3] = torch.nan

@@ -137,8 +137,9 @@ class Cascade(Drafter):
         return shape.num_nodes
 
     def widest(self, shape: TreeShape) -> int:
-        widths = [part.widest(own) for part, own in self._shapes(shape)]
-        return max(widths) if shape.is_chain else min(sum(widths), shape.num_nodes)
+        if shape.is_chain:
+            return max(part.widest(own) for part, own in self._shapes(shape))
+        return shape.num_nodes  # equal siblings become one, with the children of all
 
     def _shapes(self, shape: TreeShape) -> list[tuple[Drafter, TreeShape]]:
         """The parts, each with the shape that it drafts where `shape` is asked for."""

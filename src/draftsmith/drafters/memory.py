@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from draftsmith.config import require
 from draftsmith.core.types import RequestBatch
 from draftsmith.drafters.base import Drafter, DraftState, RowState, RowStates, TargetView
+from draftsmith.drafters.vocabulary import vocabulary_sha256
 
 R = TypeVar("R", bound=RowState)
 
@@ -55,6 +56,14 @@ class Remembering(Drafter, abc.ABC, Generic[R]):
             InputError: what is remembered is of a target with another vocabulary.
         """
         known = target if self._bound is None else self._bound
+        theirs, ours = known.tokenizer, target.tokenizer
+        if self.config.memory and theirs is not ours:
+            digests = {vocabulary_sha256(theirs), vocabulary_sha256(ours)} - {None}
+            require(
+                len(digests) < 2,
+                f"this {type(self).__name__.lower()} drafter remembers texts of a target with "
+                "another tokenizer: make another drafter for this one",
+            )
         require(
             not self.config.memory or known.vocab_size == target.vocab_size,
             f"this {type(self).__name__.lower()} drafter remembers texts of a target with "
