@@ -529,8 +529,8 @@ def test_quickstart_keeps_old_results_until_everything_is_loaded(
 def test_quickstart_without_models_says_where_they_should_be(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a quickstart of this repository may be writing its own folder
     refused(command("quickstart", "--models", tmp_path), 3, "no folders target and draft")
     monkeypatch.setattr(quickstart, "ROOT", tmp_path)
     monkeypatch.setattr(quickstart_real, "gguf_file", lambda name: None)
-    monkeypatch.chdir(tmp_path)
     refused(command("quickstart"), 3, "models/mini-code", "--models")

@@ -109,11 +109,11 @@ def drafter_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "drafter.json"
     known = read_json(path, "drafter")
     try:
-        length = known.get("trained_length")
+        kind, length = str(known["kind"]), known.get("trained_length")
         if length is not None and (type(length) is not int or length < 1):
             raise ValueError(f"trained_length is {length!r}, which should be a number of tokens")
         return {
-            "kind": str(known["kind"]),
+            "kind": kind,
             "options": dict(known["options"]),
             "target": dict(known.get("target", {})),
             "trained_length": length,

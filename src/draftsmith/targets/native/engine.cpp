@@ -1204,13 +1204,15 @@ int64_t ds_judge_chain(const float* const* logits, int vocab, double temperature
   }
   for (int i = (int)share.size() - 1;; --i) {
     Mass& own = law[i];
-    double chance = share[i];
-    if (i < length) {
-      const double rest = std::max(share[i] - own.overlap(share[i], q[i], ids[i], count[i]), 0.0);
-      const double all = rest + 1 - share[i];
-      chance = all > 0 ? rest / all : 1.0;
+    if (i > 0) {
+      double chance = share[i];
+      if (i < length) {
+        const double rest = std::max(share[i] - own.overlap(share[i], q[i], ids[i], count[i]), 0.0);
+        const double all = rest + 1 - share[i];
+        chance = all > 0 ? rest / all : 1.0;
+      }
+      if (!(u[i - 1] < chance)) continue;
     }
-    if (i > 0 && !(u[i - 1] < chance)) continue;
     const bool known = i < length && own.take_away(q[i], ids[i], count[i], 1 / share[i]);
     if (!known && !own.of_scores(logits[i], vocab, temperature)) return -1;
     *drawn = own.place(next[i]);
