@@ -1324,6 +1324,7 @@ def test_two_turns_of_a_chat_count_where_pages_count_prompts() -> None:
         ("smollm2-speeds-unrolled", 8),
         ("smollm2-speeds-unrolled-avx2", 8),
         ("smollm2-speeds-unrolled-avx2-24", 24),
+        ("smollm2-speeds-unrolled-avx512", 8),
     ):
         counts = {(row["suite"], row["prompts"]) for row in result(name)["rows"]}
         assert counts == {("HumanEval", prompts), ("GSM8K", prompts), ("MT-bench", 2 * prompts)}
@@ -1340,6 +1341,33 @@ def test_two_turns_of_a_chat_count_where_pages_count_prompts() -> None:
     ]
     assert len(cold) == 3
     assert f"both turns, `suffix` gains {mean(cold):.2f} over plain decoding" in said("README.md")
+
+
+def test_the_card_says_how_fast_the_layer_is_outside_of_loops_on_a_processor_without_tiles() -> (
+    None
+):
+    found: dict[tuple[str, float], dict[str, list[dict[str, Any]]]] = {}
+    for row in result("smollm2-speeds-unrolled-avx512")["rows"]:
+        key = {"auto": "Q4_1", "bf16": "bfloat16"}[row["weights"]], row["temperature"]
+        found.setdefault(key, {}).setdefault(row["drafter"], []).append(row)
+    text = (ROOT / "models/smollm2/unrolled/README.md").read_text(encoding="utf-8")
+    assert len(found) == 4
+    for (weights, temperature), drafters in found.items():
+        cells = [
+            f"{mean(r['speedup'] for r in rows):.2f} / "
+            f"{mean(r['speedup_outside_loops'] for r in rows):.2f}"
+            for rows in (drafters[name] for name in ("suffix", "unrolled", "suffix+unrolled"))
+        ]
+        assert f"| {weights} | {temperature:g} | {' | '.join(cells)} |" in text
+
+
+def test_the_page_says_how_fast_drafters_learn_on_the_real_model() -> None:
+    found = result("smollm2-training-speed")
+    speed = {row["kind"]: f"{row['tokens_per_second']:,.0f}" for row in found["learning"]}
+    page = said("docs/feature-drafters.md")
+    learn = [speed[kind] for kind in ("fspad", "hass", "griffin", "unrolled")]
+    assert f"they learn {', '.join(learn[:3])} and {learn[3]} (" in page
+    assert f"writes {found['collecting']['tokens_per_second']:,.0f} tokens a second" in page
 
 
 def test_the_missed_bar_of_the_length_policy_is_its_record() -> None:
