@@ -127,8 +127,9 @@ _FORMS = {"bf16": "bfloat16"}
 
 LIMIT_BYTES = 2 << 30
 """Models whose weights come to more are not packed: the copy would be felt."""
-_LEAST_TRIED = 8
-"""Tokens that a fixed width is tried with, if it has not more itself."""
+_LEAST_TRIED = 16
+"""Tokens that a fixed width is tried with, if it has not more itself. Of eight a kernel may give
+equal bits by chance."""
 _STEP = 4
 """Tokens per forward that the layout is chosen for."""
 
