@@ -36,12 +36,10 @@ from draftsmith.distill.objectives.distillation import (
     LossPositions,
     LossTerms,
     Objective,
-    are_over,
-    check_laws,
     gather,
+    head_beside,
     logprobs,
     masks,
-    probe,
     wide,
 )
 
@@ -252,13 +250,9 @@ class Chains:
         prediction = replace(prediction, mask_BT=above.begun_BT)
         taught_BT, plain_BT = masks(prediction, batch, None)
         seen_BT6 = above.share_BT.new_zeros(*taught_BT.shape, 6)
-        vocab, _ = probe(head, prediction.hidden_BTH[0])
         taught, plain = (gather(prediction, batch, mask) for mask in (taught_BT, plain_BT))
-        check_laws(taught, vocab)
         own = prediction.narrow
-        narrow = own if are_over(batch.laws, vocab) else None
-        if narrow is not None:
-            head, vocab = narrow.head, len(narrow.ids_D)
+        head, vocab, narrow = head_beside(taught, prediction, batch, head)
         for mask_BT, places, look in (
             (taught_BT, taught, partial(_beside_law, own=own)),
             (plain_BT, plain, _beside_token),

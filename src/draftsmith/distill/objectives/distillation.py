@@ -356,11 +356,24 @@ def logprobs(
     return kept.log_p_NK.to(log_q_NV.dtype), log_q_NV.gather(-1, ids_NK), ids_NK, logits_NV
 
 
-def are_over(laws: TeacherLogprobs | None, vocab: int) -> bool:
-    """Whether these are kept tokens of a head of this size, or of one that is not known."""
-    if isinstance(laws, FullLogprobs):
-        return False
-    return laws is None or laws.vocab_size in (None, vocab)
+def head_beside(
+    places: LossPositions, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head
+) -> tuple[Head, int, NarrowHead | None]:
+    """What a drafter is measured with beside the laws of `places`: a head, how many logits it
+    gives, and the tokens of these where they are the drafter's own alone.
+
+    That is so beside kept tokens of a head as large as the drafter's, or of one whose size is not
+    known: its own columns are looked up. Beside others it says all tokens. InputError: see
+    `check_laws`.
+    """
+    vocab, _ = probe(head, prediction.hidden_BTH[0])
+    check_laws(places, vocab)
+    laws, narrow = batch.laws, prediction.narrow
+    if narrow is None or isinstance(laws, FullLogprobs):
+        return head, vocab, None
+    if laws is not None and laws.vocab_size not in (None, vocab):
+        return head, vocab, None
+    return narrow.head, len(narrow.ids_D), narrow
 
 
 def _whole(laws: TopLogprobs) -> Tensor:
@@ -498,11 +511,7 @@ class Acceptance:
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
         """Sum of weight x overlap over places with a law, and the sum of their weights."""
         places = gather(prediction, batch, masks(prediction, batch, None)[0])
-        vocab, _ = probe(head, prediction.hidden_BTH[0])
-        check_laws(places, vocab)
-        narrow = prediction.narrow if are_over(batch.laws, vocab) else None
-        if narrow is not None:
-            head, vocab = narrow.head, len(narrow.ids_D)
+        head, vocab, narrow = head_beside(places, prediction, batch, head)
         total = wide(prediction.hidden_BTH.new_zeros(()))
         for part in places.split(None, vocab):
             log_p_NC, log_q_NC, _, _ = logprobs(part.laws(), wide(head(part.hidden_NH)), narrow)
@@ -525,11 +534,7 @@ class Confidence:
         places = gather(prediction, batch, taught_BT)
         logits_N = wide(prediction.confidence_BT[taught_BT])
         with torch.no_grad():
-            vocab, _ = probe(head, prediction.hidden_BTH[0])
-            check_laws(places, vocab)
-            narrow = prediction.narrow if are_over(batch.laws, vocab) else None
-            if narrow is not None:
-                head, vocab = narrow.head, len(narrow.ids_D)
+            head, vocab, narrow = head_beside(places, prediction, batch, head)
             accepted = [
                 div.acceptance(*logprobs(part.laws(), wide(head(part.hidden_NH)), narrow)[:2])
                 for part in places.split(None, vocab)
