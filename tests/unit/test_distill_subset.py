@@ -32,7 +32,12 @@ from draftsmith.distill.acceptance import expected_acceptance
 from draftsmith.distill.batches import TrainingExample, assemble, cut_to, pack, taught
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.distributed import Learner
-from draftsmith.distill.objectives.distillation import Acceptance, Distillation
+from draftsmith.distill.objectives.distillation import (
+    Acceptance,
+    CrossEntropy,
+    Distillation,
+    Objective,
+)
 from draftsmith.distill.objectives.divergence import DIVERGENCES, Reading, Tail
 from draftsmith.distill.students import open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
@@ -227,6 +232,21 @@ def test_whole_laws_are_renormalised_over_the_known_tokens() -> None:
             counted += 1
     assert counted == found["weight"] < batch.mask_ahead(1).sum()
     assert float(found["total"].detach()) == pytest.approx(nats, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [CrossEntropy(), *(Distillation(objective=name) for name in ("kl", "sft", "tvdpp"))],
+)
+def test_a_part_in_which_nothing_counts_gives_every_weight_a_gradient(objective: Objective) -> None:
+    """An own head, too: processes with replicated weights wait for the gradient of each."""
+    batch, model = batch_of(7), draft_model()
+    batch = replace(batch, loss_mask_BT=torch.zeros_like(batch.loss_mask_BT))
+    out = Learner(Independent.learner(model, maps(MIXED)))(batch, None, objective)
+    assert out["weight"] == 0 == out["total"]
+    out["total"].backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
 
 
 def test_a_draft_model_continues_prompts_in_the_targets_tokens() -> None:

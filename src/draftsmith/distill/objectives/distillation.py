@@ -197,10 +197,8 @@ class CrossEntropy:
         hidden_NH = prediction.hidden_BTH[counted_BT]
         wanted_N = batch.tokens_ahead(prediction.ahead)[counted_BT]
         weight = counted_BT.sum().float()
-        # a zero that depends on the hidden states keeps backward legal when nothing is counted
-        zero = prediction.hidden_BTH[:0].sum().float()
         if not len(wanted_N):
-            return LossTerms(total=zero, weight=weight)
+            return LossTerms(total=_nothing(prediction, head).float(), weight=weight)
         vocab, learning_bytes = probe(head, hidden_NH)
         chunk = POSITIONS
         if hidden_NH.device.type == "cpu":
@@ -209,8 +207,15 @@ class CrossEntropy:
             (partial(_summed, head, wanted), hidden)
             for hidden, wanted in zip(hidden_NH.split(chunk), wanted_N.split(chunk), strict=True)
         )
+        zero = prediction.hidden_BTH[:0].sum().float()
         total = without_logits(parts, zero, learning_bytes=learning_bytes)
         return LossTerms(total=total, weight=weight)
+
+
+def _nothing(prediction: DraftPrediction, head: Head) -> Tensor:
+    """The loss of a part in which nothing counts: 0, with a gradient of 0 for all that learns, the
+    head, too. Replicated weights (DDP) wait for one of each."""
+    return head(prediction.hidden_BTH[:0]).sum()
 
 
 def _summed(head: Head, wanted_N: Tensor, hidden_NH: Tensor) -> Tensor:
@@ -479,9 +484,9 @@ class Distillation(DivergenceConfig):
             for nats, places in ((taught_nats, taught), (_plain_nats, plain))
             for part in places.split(self.cells, vocab)
         )
-        # A zero that depends on the hidden states keeps backward legal when nothing is counted.
-        zero = wide(prediction.hidden_BTH[:0].sum())
-        total = without_logits(parts, zero, learning_bytes=learning_bytes)
+        counted = len(taught) + len(plain) > 0
+        zero = prediction.hidden_BTH[:0].sum() if counted else _nothing(prediction, head)
+        total = without_logits(parts, wide(zero), learning_bytes=learning_bytes)
         return LossTerms(total=total, weight=taught.weights_N.sum() + plain.weights_N.sum())
 
     def _cells(self, head: Head, places: LossPositions) -> TokenBins:
