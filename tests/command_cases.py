@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftsmith import cli
+from draftsmith.distill.datasets import held_out, prompt_key
 from draftsmith.distill.trajectories.store import TrajectoryStore
 from draftsmith.distill.trajectories.types import Trajectory
 from tests.tiny_models import save_family, save_pair
@@ -101,3 +102,10 @@ def network_words(steps: int) -> list[str]:
 
 def trajectories(store: Path) -> list[Trajectory]:
     return list(TrajectoryStore.open(store).trajectories())
+
+
+def learnt_from(store: Path, hold_out: float) -> list[Trajectory]:
+    """Without those of the prompts that --hold-out leaves out."""
+    texts = trajectories(store)
+    chosen = held_out([prompt_key(one.prompt) for one in texts], hold_out)
+    return [one for one in texts if prompt_key(one.prompt) not in chosen]

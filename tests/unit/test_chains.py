@@ -27,6 +27,7 @@ from draftsmith.distill.callbacks import Callback
 from draftsmith.distill.distributed import Learner
 from draftsmith.distill.evaluation import (
     FIGURES,
+    AcceptanceEvaluation,
     ChainEvaluation,
     Chains,
     Evaluation,
@@ -34,7 +35,6 @@ from draftsmith.distill.evaluation import (
 )
 from draftsmith.distill.objectives import distillation
 from draftsmith.distill.objectives.distillation import (
-    Acceptance,
     LossTerms,
     gather,
     masks,
@@ -317,7 +317,7 @@ def test_acceptance_at_a_depth_is_that_of_the_objective(tmp_path: Path) -> None:
     drafter.num_steps = 1
     values: dict[str, float] = {}
     for evaluation in (
-        Evaluation(batches=batches, objective=Acceptance(), name="overlap"),
+        AcceptanceEvaluation(batches=batches, name="overlap"),
         Evaluation(batches=batches, objective=Agreement(), name="agreement"),
         chains(batches),
     ):

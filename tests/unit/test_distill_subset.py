@@ -14,13 +14,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.command_cases import Command, a_command, distill_words, ran, work_folder
+from tests.command_cases import (
+    Command,
+    a_command,
+    distill_words,
+    learnt_from,
+    ran,
+    work_folder,
+)
 from tests.small_laws import CASES, TAILS
 from tests.tiny_models import TEXT
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dense_objectives import dense_distillation
+from draftsmith import cli
 from draftsmith.core.types import (
     DraftPrediction,
     FullLogprobs,
@@ -101,9 +109,10 @@ def batch_of(top_k: int) -> TrajectoryBatch:
 # --------------------------------------------------------------------------- as in decoding
 
 
-def figure(subset: Vocabularies, top_k: int) -> float:
+def figures(subset: Vocabularies, top_k: int) -> list[float]:
+    """Acceptance, and the target's mass outside."""
     out = Learner(Independent.learner(draft_model(), subset))(batch_of(top_k), None, Acceptance())
-    return float(out["total"] / out["weight"])
+    return (out["total"] / out["weight"]).tolist()
 
 
 @pytest.mark.parametrize("top_k", [0, V])
@@ -114,7 +123,23 @@ def test_the_figure_is_the_acceptance_of_decoding(d2t: list[int], top_k: int) ->
     draft = HFTarget(draft_model(), None)
     betas = expected_acceptance(tiny_target(V), draft, texts(), vocabularies=maps(d2t))
     wanted = sum(beta.sum() for beta in betas) / sum(map(len, betas))
-    assert figure(maps(d2t), top_k) == pytest.approx(wanted, abs=1e-7)
+    assert figures(maps(d2t), top_k)[0] == pytest.approx(wanted, abs=1e-7)
+
+
+@pytest.mark.parametrize("top_k", [0, V, 4])
+@pytest.mark.parametrize("d2t", [ASCENDING, MIXED])
+def test_the_mass_outside_is_that_of_the_tokens_it_lacks(d2t: list[int], top_k: int) -> None:
+    """Token by token from the target's own laws; what a cut law does not say counts as inside."""
+    batch, found = batch_of(0), []
+    assert isinstance(batch.laws, FullLogprobs)
+    for b, t in batch.mask_ahead(1).nonzero().tolist():
+        law = batch.laws.take(batch.law_ahead(1)[b, t : t + 1])
+        p = law.head(law.hidden_NH)[0].softmax(-1).tolist()
+        kept = sorted(range(V), key=lambda i: p[i])[-(top_k or V) :]
+        found.append(sum(p[i] for i in kept if i not in d2t))
+    acceptance, outside = figures(maps(d2t), top_k)
+    assert outside == pytest.approx(sum(found) / len(found), abs=1e-6)
+    assert 0.1 < outside < 0.9 and acceptance <= 1 - outside
 
 
 @pytest.mark.parametrize(
@@ -127,8 +152,8 @@ def test_the_figure_is_the_acceptance_of_decoding(d2t: list[int], top_k: int) ->
 )
 def test_other_ids_would_give_another_figure(to_draft: Callable[[Tensor], Tensor]) -> None:
     """The test above sees what is fed."""
-    right = figure(maps(MIXED), 0)
-    assert abs(figure(replace(maps(MIXED), to_draft=to_draft), 0) - right) > 1e-3
+    right, _ = figures(maps(MIXED), 0)
+    assert abs(figures(replace(maps(MIXED), to_draft=to_draft), 0)[0] - right) > 1e-3
 
 
 # --------------------------------------------------------------------------- the restricted loss
@@ -330,6 +355,35 @@ def test_a_store_makes_a_better_draft_model_that_goes_on_learning(
     drafted = command("generate", *text, "--drafter", f"independent:{two}")
     for found, wanted in zip(drafted["results"], plain["results"], strict=True):
         assert found["token_ids"] == wanted["token_ids"]
+
+
+def test_what_it_lacks_is_said_and_bounds_its_acceptance(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    subset: Path,
+    store: Path,
+) -> None:
+    found = {}
+    for name, drafter in (("some", subset), ("all", folder / "draft")):
+        laws = ["--laws", "teacher", "--duration", "2steps"]
+        own = words(folder, drafter, tmp_path / name, "--store", str(store), *laws)
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            cli.main(["distill", "--target", str(folder / "target"), *own])
+        results = json.loads((tmp_path / name / "run.json").read_text())["results"]
+        found[name] = (capsys.readouterr().err, results)
+    said, results = found["some"]
+    tokens = [i for one in learnt_from(store, 0.2) for i in one.tokens]
+    kept = VocabularySubset.beside(str(subset))
+    assert kept is not None
+    share = sum(i not in kept.d2t.tolist() for i in tokens) / len(tokens)
+    assert 0 < share < 1 and results["share_outside_vocabulary"] == pytest.approx(share)
+    assert f"\n{100 * share:.2f} % of the answers' tokens" in f"\n{said}" and "  outside 0." in said
+    for held in (results["held_out"], results["held_out_before"]):
+        assert 0 < held["outside"] < 1 and held["acceptance"] <= 1 - held["outside"]
+    said, results = found["all"]
+    assert "outside" not in said and "outside" not in json.dumps(results)
 
 
 @pytest.mark.parametrize(

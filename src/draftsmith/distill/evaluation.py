@@ -32,6 +32,7 @@ from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.objectives import divergence as div
 from draftsmith.distill.objectives.distillation import (
+    Acceptance,
     Head,
     LossPositions,
     LossTerms,
@@ -40,6 +41,7 @@ from draftsmith.distill.objectives.distillation import (
     head_beside,
     logprobs,
     masks,
+    mass_outside,
     wide,
 )
 
@@ -87,6 +89,24 @@ class Evaluation:
         tokens were counted; no figure when there was none."""
         total, weight = float(totals_SF.sum()), float(weights_SF.sum())
         return {**({self.name: total / weight} if weight > 0 else {}), "tokens": weight}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptanceEvaluation(Evaluation):
+    """Both figures of `Acceptance`: `acceptance`, which chooses if the evaluation does, and
+    `outside` of a drafter that lacks some tokens."""
+
+    objective: Objective = field(default_factory=Acceptance)
+    name: str = "acceptance"
+    better: Literal["smaller", "larger"] = "larger"
+
+    num_sums: ClassVar[int] = 2
+
+    def report(self, totals_SF: Tensor, weights_SF: Tensor) -> dict[str, float]:
+        totals, weights = totals_SF.sum(0).tolist(), weights_SF.sum(0).tolist()
+        sums = zip((self.name, "outside"), totals, weights, strict=True)
+        means = {name: total / weight for name, total, weight in sums if weight > 0}
+        return means | {"tokens": weights[0]}
 
 
 def sums_of(
@@ -371,10 +391,7 @@ def _beside_law(
     """`own`: the head over the drafter's tokens, also where the logits are over all."""
     log_p_NC, log_q_NC, ids_NC, logits_NV = logprobs(places.laws(), logits_NV, narrow)
     choice_N, best_N1 = _best(logits_NV, narrow), log_p_NC.argmax(-1, keepdim=True)
-    outside_N = torch.zeros_like(log_p_NC[:, 0])
-    if own is not None:
-        ids = torch.arange(log_p_NC.shape[1], device=log_p_NC.device) if ids_NC is None else ids_NC
-        outside_N = log_p_NC.exp().masked_fill(own.columns(ids) >= 0, 0).sum(-1)
+    outside_N = mass_outside(log_p_NC, ids_NC, own)
     at_N1, own_NC = places.tokens_N[:, None], log_p_NC
     if ids_NC is not None:  # an empty cell has id 0, too
         own_NC = log_p_NC.masked_fill(ids_NC != at_N1, -math.inf)

@@ -26,13 +26,13 @@ from draftsmith.distill.batches import EvaluationSource
 from draftsmith.distill.checkpoint import finished_folder, model_ending, save_model
 from draftsmith.distill.config import DistillConfig, ImitationConfig
 from draftsmith.distill.datasets import TrainingData
-from draftsmith.distill.evaluation import ChainEvaluation, ChainFigure, Evaluation
-from draftsmith.distill.objectives.distillation import (
-    Acceptance,
-    Distillation,
-    Imitation,
-    Objective,
+from draftsmith.distill.evaluation import (
+    AcceptanceEvaluation,
+    ChainEvaluation,
+    ChainFigure,
+    Evaluation,
 )
+from draftsmith.distill.objectives.distillation import Distillation, Imitation, Objective
 from draftsmith.drafters.base import ADDED, COST, READING, Drafter, options_marked
 from draftsmith.drafters.config import drafter_parts, kinds
 from draftsmith.drafters.independent import Independent
@@ -66,8 +66,8 @@ class StudentBase(abc.ABC):
     vocab_size: int | None = None
     """Tokens that it can read, rows of padding counted; None: all of the target's."""
     share_outside_vocabulary: float | None = None
-    """Share of the answers' tokens outside the draft vocabulary that was chosen by them; None: none
-    was chosen."""
+    """Share of the answers' tokens outside the draft vocabulary; None: it is whole, a network's
+    that was chosen by other answers, or the answers are still to be drawn."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -84,11 +84,20 @@ class StudentBase(abc.ABC):
         other._adopt()
         return other
 
-    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:  # noqa: B027
+    @abc.abstractmethod
+    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
         """Take, before the first step, what counts how often the answers hold each token, [V].
 
         None: the answers are still to be drawn.
         """
+
+    def _share_outside(self, counts_V: Tensor, ids_D: Tensor) -> None:
+        every, known = counts_V.sum().item(), counts_V[ids_D.cpu()].sum().item()
+        self.share_outside_vocabulary = (every - known) / every
+
+    def _outside_facts(self) -> dict[str, Any]:
+        share = self.share_outside_vocabulary
+        return {} if share is None else {"share_outside_vocabulary": share}
 
     def target_ends(self) -> EmbeddingAndHead:
         """The target's head, which turns the hidden states that this reads into logprobs;
@@ -190,7 +199,17 @@ class ModelStudent(StudentBase):
     def facts(self, held_out: Mapping[str, float]) -> dict[str, Any]:
         alpha, gamma = held_out.get(self.figure), self.learner.default_shape.depth
         tau = None if alpha is None else float(tokens_per_step(alpha, gamma))
-        return {"decoding_temperature": 1.0, "gamma": gamma, "tau_predicted": tau}
+        return {
+            "decoding_temperature": 1.0,
+            "gamma": gamma,
+            "tau_predicted": tau,
+            **self._outside_facts(),
+        }
+
+    def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
+        known = self.share_outside_vocabulary is not None  # a fresh copy has it
+        if self._subset is not None and count_tokens is not None and not known:
+            self._share_outside(count_tokens(), self._subset.d2t)
 
     def check(self, data: TrainingData) -> None:
         assert self.vocab_size is not None
@@ -223,13 +242,7 @@ class ModelStudent(StudentBase):
         return token
 
     def evaluation(self, held_out: EvaluationSource, forcing: str) -> Evaluation:
-        return Evaluation(
-            batches=held_out,
-            objective=Acceptance(),
-            name=self.figure,
-            better="larger",
-            chooses=True,
-        )
+        return AcceptanceEvaluation(batches=held_out, name=self.figure, chooses=True)
 
     def write(
         self, options: DistillConfig, record: Run, results: Mapping[str, object], text: str
@@ -267,14 +280,13 @@ class NetworkStudent(StudentBase):
         named = {k: v for k, v in config.items() if v != usual[k] and k not in aside}
         named |= {key: value for key, value in weights.items() if value is not None}
         name = " ".join([self._kind, *(f"{key}={value}" for key, value in named.items())])
-        outside = self.share_outside_vocabulary
         return {
             "drafter": name,
             "drafter_options": config,
             "imitation": weights,
             "tau_predicted": held_out.get(self.figure),
             "decoding_temperature": 1.0 if self.figure == DRAWN else 0.0,
-            **({} if outside is None else {"share_outside_vocabulary": outside}),
+            **self._outside_facts(),
         }
 
     def _imitation(self) -> dict[str, Any]:
@@ -301,8 +313,7 @@ class NetworkStudent(StudentBase):
         self.learner.choose_vocabulary(counts_V)
         ids_D = self.learner.draft_ids
         if counts_V is not None and ids_D is not None:
-            every, known = counts_V.sum().item(), counts_V[ids_D.cpu()].sum().item()
-            self.share_outside_vocabulary = (every - known) / every
+            self._share_outside(counts_V, ids_D)
 
     @property
     def identity(self) -> dict[str, Any]:

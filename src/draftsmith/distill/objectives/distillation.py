@@ -381,6 +381,19 @@ def head_beside(
     return narrow.head, len(narrow.ids_D), narrow
 
 
+def mass_outside(log_p_NC: Tensor, ids_NC: Tensor | None, own: NarrowHead | None) -> Tensor:
+    """[N]: the sum of p over the tokens that a drafter with this head lacks; None: it lacks none.
+    Laws that were cut do not tell all of it.
+
+    `ids_NC`: of the cells' tokens; None: all in order.
+    """
+    if own is None:
+        return torch.zeros_like(log_p_NC[:, 0])
+    if ids_NC is None:
+        ids_NC = torch.arange(log_p_NC.shape[1], device=log_p_NC.device)
+    return log_p_NC.exp().masked_fill(own.columns(ids_NC) >= 0, 0).sum(-1)
+
+
 def _whole(laws: TopLogprobs) -> Tensor:
     """[N, 1]: laws of every entry of the teacher's head. A batch may hold others beside them."""
     kept_N1 = (laws.log_p_NK > -math.inf).sum(-1, keepdim=True)
@@ -504,24 +517,31 @@ class Distillation(DivergenceConfig):
 
 
 class Acceptance:
-    """Expected acceptance of the student's drafts, sum over places of sum_v min(p, q) at
-    temperature 1. No gradient.
+    """Sums of two figures over places: the expected acceptance of the student's drafts, sum_v
+    min(p, q) at temperature 1, and the target's mass on tokens that the student lacks (see
+    `mass_outside`). No gradient.
 
-    Exact for whole laws and where all tokens were kept; otherwise a lower bound, the sum over the
-    kept tokens. Tokens that the student does not know are never drafted: they add nothing.
-    Positions without a law do not count. Higher is better.
+    Both are exact for whole laws and where all tokens were kept; otherwise lower bounds, sums over
+    the kept tokens. Tokens that the student does not know are never drafted: they add nothing to
+    the acceptance, which is at most 1 - outside. Positions without a law do not count.
     """
 
     @torch.no_grad()
     def loss(self, prediction: DraftPrediction, batch: TrajectoryBatch, head: Head) -> LossTerms:
-        """Sum of weight x overlap over places with a law, and the sum of their weights."""
+        """[2] each: sums of weight x figure over places with a law, and of their weights; the
+        second is 0 for a student with all tokens."""
         places = gather(prediction, batch, masks(prediction, batch, None)[0])
+        own = prediction.narrow
         head, vocab, narrow = head_beside(places, prediction, batch, head)
-        total = wide(prediction.hidden_BTH.new_zeros(()))
+        total_2 = wide(prediction.hidden_BTH.new_zeros(2))
         for part in places.split(None, vocab):
-            log_p_NC, log_q_NC, _, _ = logprobs(part.laws(), wide(head(part.hidden_NH)), narrow)
-            total = total + _weighed(part, div.acceptance(log_p_NC, log_q_NC))
-        return LossTerms(total=total, weight=places.weights_N.sum())
+            logits_NV = wide(head(part.hidden_NH))
+            log_p_NC, log_q_NC, ids_NC, _ = logprobs(part.laws(), logits_NV, narrow)
+            figures = div.acceptance(log_p_NC, log_q_NC), mass_outside(log_p_NC, ids_NC, own)
+            total_2 = total_2 + torch.stack([_weighed(part, figure_N) for figure_N in figures])
+        weight = places.weights_N.sum()
+        bounded = torch.zeros_like(weight) if own is None else weight
+        return LossTerms(total=total_2, weight=torch.stack([weight, bounded]))
 
 
 class Confidence:
