@@ -562,7 +562,8 @@ def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 def trained_tokens(drafter: str) -> int | None:
     """How many tokens a drafter has learnt from, as its training says, with those of the trainings
-    that it went on from, where they are known; None: it does not learn."""
+    that it went on from; None: it does not learn. Those of earlier trainings that its run.json does
+    not know (null, or no such key) count as 0."""
     run = Path(drafter.rpartition(":")[2]) / "run.json"
     if not run.exists():
         return None

@@ -129,6 +129,13 @@ def test_what_weights_had_learnt_is_known_by_their_folder_alone(tmp_path: Path) 
     assert tokens_before(f"hass:{tmp_path}") == 7, "of a version that did not write what was before"
 
 
+@pytest.mark.parametrize("bad", ["a", "7", [1], {}, 1.5, True, None])
+def test_what_is_no_count_of_tokens_says_nothing(bad: object, tmp_path: Path) -> None:
+    for results, known in (({"tokens": bad}, None), ({"tokens": 7, "tokens_before": bad}, 7)):
+        (tmp_path / "run.json").write_text(json.dumps({"results": results}))
+        assert tokens_before(str(tmp_path)) == known
+
+
 def test_what_costs_otherwise_is_the_same_run(folder: Path) -> None:
     """An option that changes memory and time alone is neither part of what is continued nor of a
     run's name; nor is a seed of the latter."""

@@ -183,13 +183,18 @@ def time_step(options: DistillConfig, steps: int = 3) -> float:
 
 def tokens_before(drafter: str) -> int | None:
     """How many tokens the weights that a training begins with have learnt from, by the run.json of
-    their folder: in its training and in those before it. 0: new weights; None: nothing says."""
+    their folder: in its training and in those before it. 0: new weights; None: nothing says.
+
+    All steps of a training count, also those behind the weights that were kept as the best. What
+    the folder does not know of trainings before its own counts as 0.
+    """
     kind, source = drafter_parts(drafter)
     if source is None and kind in kinds():
         return 0
     path = Path(source or drafter, "run.json")
-    own, before = (recorded(path, "results", name) for name in ("tokens", "tokens_before"))
-    return None if own is None else int(own) + int(before or 0)
+    counts = [recorded(path, "results", name) for name in ("tokens", "tokens_before")]
+    own, before = (found if type(found) is int else None for found in counts)
+    return None if own is None else own + (before or 0)
 
 
 _NAMED = ("objective", "teacher_temperature", "tail")
