@@ -62,6 +62,8 @@ RUNS = {
     f"{SHORT} --max-new-tokens 8 --prompts-per-step 4 --hold-out 0.2 --out OUT",
     "distill draft_vocab": "distill --target target --drafter eagle3 --store stores/eagle3 "
     f"--drafter-option draft_vocab=120 {SHORT} --hold-out 0.2 --out OUT",
+    "distill a subset": "distill --target target --drafter drafters/subset --store stores/samples "
+    f"{SHORT} --hold-out 0.2 --out OUT",
     "report": "report benches/speed drafters/independent drafters/tvd-1 drafters/tvd-2 --out OUT",
     "tune": "tune --target target --suite suite.txt --drafter prompt_lookup --limit 1 --longest 1 "
     "--max-new-tokens 4 --batch-sizes 1,2 --dtype float64 --out OUT",
