@@ -262,6 +262,7 @@ class NetworkStudent(StudentBase):
         self._kind, _ = drafter_parts(options.drafter)
         config = tokenizer_training.text_config(options.target)
         self._ends = EmbeddingAndHead.load(options.target, config, tokenizer)
+        self._longest = options.training.block_length
         self._adopt()
 
     def target_ends(self) -> EmbeddingAndHead:
@@ -305,6 +306,9 @@ class NetworkStudent(StudentBase):
                 "larger --block-length, longer answers, or fewer forwards, heads or tokens of a "
                 "block"
             )
+        # plain text fills its blocks
+        block = self._options.training.block_length
+        self._longest = block if self._options.text else data.longest
 
     def set_token_counts(self, count_tokens: Callable[[], Tensor] | None) -> None:
         counts_V = None
@@ -366,12 +370,12 @@ class NetworkStudent(StudentBase):
             self.learner.to(getattr(torch, options.save_dtype)).save(folder, kind=self._kind)
 
     def _trained_length(self) -> int | None:
-        """Tokens of the longest block of this run and of those that it goes on from; None: their
-        folder does not tell."""
-        block, before = self._options.training.block_length, self.learner.trained_length
+        """Tokens of the longest text of this run and of those that it goes on from, as far as a
+        block goes; None: their folder does not tell."""
+        before = self.learner.trained_length
         if not as_dict(self.learner.config)["source"]:  # it begins from nothing
-            return block
-        return None if before is None else max(before, block)
+            return self._longest
+        return None if before is None else max(before, self._longest)
 
 
 Student = ModelStudent | NetworkStudent

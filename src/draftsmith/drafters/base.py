@@ -148,7 +148,8 @@ class Drafter(nn.Module, abc.ABC):
     longest: int | None = None
     """The deepest draft that it can make; None: as deep as it is asked."""
     trained_length: int | None = None
-    """Tokens of the longest block of text that it was trained with; None: not known."""
+    """Tokens of the longest text that it was trained on, as far as a block goes, or an upper bound
+    of that; None: not known."""
     wants_threads: bool = False
     """A network of its own is run by PyTorch: drafts keep PyTorch's threads where the target runs
     in the compiled engine."""
