@@ -201,11 +201,12 @@ def test_a_subset_is_of_the_tokens_that_it_names(tmp_path: Path, tokens: str, sa
         found.check_tokens(Tokens(*tokens))
 
 
-@pytest.mark.parametrize("kept", ["digest", "tokenizer beside it", "neither"])
+@pytest.mark.parametrize("kept", ["digest", "tokenizer beside it", "neither", "settings alone"])
 def test_a_drafter_of_a_target_with_as_many_other_tokens_is_refused(
     tmp_path: Path, kept: str
 ) -> None:
-    """Files of earlier versions have no digest: the tokenizer beside them tells."""
+    """Files of earlier versions have no digest: the tokenizer beside them tells, if it can be
+    read."""
     target, other = tiny_target(300), tiny_target(300, seed=2)
     target.tokenizer, other.tokenizer = tiny_tokenizer(), tiny_tokenizer()
     other.tokenizer.get_vocab = lambda: {
@@ -216,11 +217,13 @@ def test_a_drafter_of_a_target_with_as_many_other_tokens_is_refused(
         found = VocabularySubset.beside(str(tmp_path))
         assert found is not None and found.tokens_sha256 is None
         found.save(tmp_path, target.tokenizer)
-    if kept == "tokenizer beside it":
+    if kept in ("tokenizer beside it", "settings alone"):
         target.tokenizer.save_pretrained(tmp_path)
         target.config.save_pretrained(tmp_path)
+    if kept == "settings alone":
+        (tmp_path / "tokenizer.json").unlink()
     drafter.bind(target)
-    if kept == "neither":
+    if kept in ("neither", "settings alone"):
         return drafter.bind(other)
     with pytest.raises(BackendError, match="names tokens of another target") as error:
         drafter.bind(other)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -43,7 +44,7 @@ from draftsmith.drafters.tree_growth import (
 )
 from draftsmith.errors import BackendError
 from draftsmith.targets.base import Target
-from draftsmith.targets.hf import has_tokenizer, load_tokenizer, loading
+from draftsmith.targets.hf import load_tokenizer, loading
 
 SUBSET_FILE = "draft_vocab.safetensors"
 """File beside a draft model with a subset of the target's tokens."""
@@ -148,14 +149,16 @@ class VocabularySubset:
 
     def check_tokens(self, tokenizer: Any) -> None:
         """Refuse the target of this tokenizer where it has other tokens under the ids that are
-        named. What a file without a digest names is looked up in the tokenizer beside it.
+        named. What a file without a digest names is looked up in the tokenizer beside it; where
+        there is none that can be read, nothing is known and nothing refused.
 
         Raises:
-            BackendError: it has, or the tokenizer beside the file cannot be read.
+            BackendError: it has.
         """
         ids, known = self.d2t.tolist(), self.tokens_sha256
-        if known is None and has_tokenizer(self.file.parent):
-            known = vocabulary_sha256(load_tokenizer(str(self.file.parent)), ids)
+        if known is None:
+            with suppress(BackendError):
+                known = vocabulary_sha256(load_tokenizer(str(self.file.parent)), ids)
         given = vocabulary_sha256(tokenizer, ids)
         if known is not None and given is not None and known != given:
             raise BackendError(
