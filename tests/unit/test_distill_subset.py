@@ -25,6 +25,8 @@ from tests.command_cases import (
 from tests.small_laws import CASES, TAILS
 from tests.tiny_models import TEXT
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dense_objectives import dense_distillation
@@ -154,6 +156,28 @@ def test_other_ids_would_give_another_figure(to_draft: Callable[[Tensor], Tensor
     """The test above sees what is fed."""
     right, _ = figures(maps(MIXED), 0)
     assert abs(figures(replace(maps(MIXED), to_draft=to_draft), 0)[0] - right) > 1e-3
+
+
+class Made(TorchDispatchMode):
+    """Keeps all that is made under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.tensors += [one for one in tree_leaves(out) if isinstance(one, Tensor)]
+        return out
+
+
+def test_logits_over_all_tokens_are_made_once() -> None:
+    logits, to_target = torch.randn(7, len(MIXED)), maps(MIXED).to_target
+    with Made() as made:
+        wide = to_target(logits, -math.inf)
+    whole = [one for one in made.tensors if one.shape == wide.shape]
+    assert len({one.untyped_storage().data_ptr() for one in whole}) == 1
+    assert torch.equal(wide[:, MIXED], logits) and int(wide.isfinite().sum()) == logits.numel()
 
 
 # --------------------------------------------------------------------------- the restricted loss

@@ -157,7 +157,7 @@ class ModelStudent(StudentBase):
         self._source = drafter_parts(options.drafter)[1] or options.drafter
         self._tokenizer = tokenizer
         self._subset = VocabularySubset.beside(self._source)
-        self._ids: Vocabularies | None = None
+        self._subset_ids: Vocabularies | None = None
         head = int(tokenizer_training.text_config(self._source).vocab_size)
         target_size = int(tokenizer_training.text_config(options.target).vocab_size)
         if self._subset is None:
@@ -165,7 +165,7 @@ class ModelStudent(StudentBase):
             self.vocab_size = head
         else:
             self._subset.check_tokens(tokenizer)
-            self._ids = self._subset.vocabularies(head, target_size)
+            self._subset_ids = self._subset.vocabularies(head, target_size)
             self.vocab_size = target_size  # what it does not know it reads, too
         self._adopt()
 
@@ -187,7 +187,7 @@ class ModelStudent(StudentBase):
     def _adopt(self) -> None:
         self.model: PreTrainedModel = load_model(self._source, dtype="float32")
         self.model.train().requires_grad_(True)
-        self.learner = Independent.learner(self.model, self._ids)
+        self.learner = Independent.learner(self.model, self._subset_ids)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -233,10 +233,10 @@ class ModelStudent(StudentBase):
         """A copy that can draw continuations."""
         model, name = copy.deepcopy(self.model), "the draft model"
         weights = Independent.learner(model)
-        if self._ids is None:
+        if self._subset_ids is None:
             return DrawingCopy(HFTarget(model, self._tokenizer, name=name), weights)
         draft = HFTarget(model, None, name=name)
-        return DrawingCopy(OverTargetTokens(draft, self._ids, self._tokenizer), weights)
+        return DrawingCopy(OverTargetTokens(draft, self._subset_ids, self._tokenizer), weights)
 
     def objective(self, token: Distillation) -> Objective:
         return token

@@ -126,17 +126,17 @@ class Independent(Drafter):
         self.default_shape = TreeShape.chain(self.config.length)
         self._draft = model
         self._vocabularies: Vocabularies | None = None
-        self._subset: Vocabularies | None = None
+        self._subset_ids: Vocabularies | None = None
         self._target: TargetView | None = None
         if model is not None:
             self._adopt(model)
 
     @classmethod
-    def learner(cls, model: torch.nn.Module, subset: Vocabularies | None = None) -> Independent:
+    def learner(cls, model: torch.nn.Module, subset_ids: Vocabularies | None = None) -> Independent:
         """A drafter around weights that are to be trained; it cannot draft before it is saved.
-        `subset`: how its tokens and the target's correspond, where it has a subset of them."""
+        `subset_ids`: how its tokens and the target's correspond, where it has a subset of them."""
         drafter = cls(cls.Config())
-        drafter.model, drafter._subset = model, subset
+        drafter.model, drafter._subset_ids = model, subset_ids
         return drafter
 
     def _adopt(self, model: Target) -> None:
@@ -182,10 +182,10 @@ class Independent(Drafter):
             self._adopt(self._load(target, with_tokenizer=subset is None))
         draft = self._draft
         assert draft is not None
-        self._subset = None
+        self._subset_ids = None
         if subset is not None:
-            self._subset = subset.vocabularies(draft.vocab_size, target.vocab_size)
-            self._vocabularies = self._subset
+            self._subset_ids = subset.vocabularies(draft.vocab_size, target.vocab_size)
+            self._vocabularies = self._subset_ids
         elif same_tokens(draft.tokenizer, target.tokenizer):
             self._vocabularies = padded(draft.vocab_size, target.vocab_size)
         else:
@@ -281,25 +281,25 @@ class Independent(Drafter):
         text       the target's ids   7  2  9  4
         d2t        2 4 7, unknown 1   2  0  1  1      what is fed
         """
-        subset = self._subset
-        if subset is None:
+        ids = self._subset_ids
+        if ids is None:
             return causal_forward(self.model, batch), carry
-        fed = replace(batch, tokens_BT=subset.to_draft(batch.tokens_BT))
-        narrow = self._narrow_head(subset, batch.tokens_BT.device)
+        fed = replace(batch, tokens_BT=ids.to_draft(batch.tokens_BT))
+        narrow = self._narrow_head(ids, batch.tokens_BT.device)
         return replace(causal_forward(self.model, fed), narrow=narrow), carry
 
     def head(self) -> Callable[[Tensor], Tensor]:
-        subset, head = self._subset, causal_head(self.model)
-        if subset is None:
+        ids, head = self._subset_ids, causal_head(self.model)
+        if ids is None:
             return head
-        return lambda hidden: subset.to_target(head(hidden), -torch.inf)
+        return lambda hidden: ids.to_target(head(hidden), -torch.inf)
 
-    def _narrow_head(self, subset: Vocabularies, device: torch.device) -> NarrowHead:
+    def _narrow_head(self, ids: Vocabularies, device: torch.device) -> NarrowHead:
         """The head over the target's ids, upwards."""
         head = causal_head(self.model)
-        if subset.ids_on is not None:
-            return NarrowHead(ids_D=subset.ids_on(device), head=head)
-        ids_D, order_D = subset.target_ids(torch.arange(subset.known, device=device)).sort()
+        if ids.ids_on is not None:
+            return NarrowHead(ids_D=ids.ids_on(device), head=head)
+        ids_D, order_D = ids.target_ids(torch.arange(ids.known, device=device)).sort()
         return NarrowHead(ids_D=ids_D, head=lambda hidden: head(hidden)[..., order_D])
 
 

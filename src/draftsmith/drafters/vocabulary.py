@@ -195,7 +195,7 @@ class VocabularySubset:
 
         def to_target(values: Tensor, missing: float) -> Tensor:
             wide = values.new_full((*values.shape[:-1], target_size), missing)
-            return wide.index_copy(-1, tables(values.device)[0], values)
+            return wide.index_copy_(-1, tables(values.device)[0], values)
 
         def to_draft(ids: Tensor) -> Tensor:
             return tables(ids.device)[1][ids]
