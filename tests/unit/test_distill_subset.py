@@ -41,7 +41,7 @@ from draftsmith.core.types import (
 from draftsmith.distill.acceptance import expected_acceptance
 from draftsmith.distill.batches import TrainingExample, assemble, cut_to, pack, taught
 from draftsmith.distill.config import DistillConfig
-from draftsmith.distill.distributed import Learner
+from draftsmith.distill.distributed import Learner, fill
 from draftsmith.distill.objectives.distillation import (
     Acceptance,
     CrossEntropy,
@@ -49,7 +49,7 @@ from draftsmith.distill.objectives.distillation import (
     Objective,
 )
 from draftsmith.distill.objectives.divergence import DIVERGENCES, Reading, Tail
-from draftsmith.distill.students import open_student
+from draftsmith.distill.students import ModelStudent, open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trajectories.collect import TransformersBackend
 from draftsmith.distill.trajectories.types import CollectRequest, CollectSettings, Trajectory
@@ -482,6 +482,48 @@ def test_a_subset_of_another_model_is_refused(
     told = command("distill", *own, code=3)
     assert said in told and str(other / SUBSET_FILE) in told
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_a_drawing_copy_draws_by_the_weights_that_it_was_filled_with(
+    lacks: bool, folder: Path, subset: Path, tmp_path: Path
+) -> None:
+    """As --on-policy fills it while the student learns."""
+    drafter = str(subset if lacks else folder / "draft")
+    tokenizer = load_tokenizer(str(folder / "target"))
+    options = DistillConfig(target=str(folder / "target"), drafter=drafter, out=tmp_path)
+    student = open_student(options, tokenizer)
+    assert isinstance(student, ModelStudent)
+    drawing, kept = student.drawing_copy(), VocabularySubset.beside(drafter)
+    ids = kept.d2t.tolist() if kept else list(range(300))
+    prompt = [ids[5], ids[-1], ids[40]]
+    request = CollectRequest(prompt_id="0", prompt=tuple(prompt))
+    settings = CollectSettings(forcing="sample", max_new_tokens=1, top_k=300)
+
+    def said() -> list[float]:
+        """Logprobs of the copy behind the prompt, of the tokens that it knows."""
+        (one,) = TransformersBackend(drawing.target).collect([request], settings)
+        assert one.top is not None
+        law = dict(zip(one.top.ids_NK[0].tolist(), one.top.log_p_NK[0].tolist(), strict=True))
+        return [law[i] for i in ids]
+
+    def wanted() -> list[float]:
+        read = torch.tensor([[ids.index(i) for i in prompt]])
+        with torch.no_grad():
+            law: list[float] = student.model(read).logits[0, -1].log_softmax(-1).tolist()
+        return law
+
+    first = wanted()
+    assert said() == pytest.approx(first, abs=1e-4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for parameter in student.learner.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+    assert said() == pytest.approx(first, abs=1e-4), "a copy"
+    fill(drawing.learner, dict(student.learner.named_parameters()))
+    second = wanted()
+    assert max(abs(one - other) for one, other in zip(first, second, strict=True)) > 0.1
+    assert said() == pytest.approx(second, abs=1e-4)
 
 
 def test_a_run_is_that_of_its_vocabulary(folder: Path, subset: Path, tmp_path: Path) -> None:
