@@ -267,10 +267,3 @@ def test_a_folder_that_contradicts_itself_is_refused(target: HFTarget, tmp_path:
     path.write_text(json.dumps(known), encoding="utf-8")
     with pytest.raises(BackendError, match="confidence_head"):
         make_drafter(str(tmp_path)).bind(target)
-
-
-def test_an_objective_of_tokens_is_refused(target: HFTarget) -> None:
-    drafter, batch = bound(target, confidence_head=True), taught(target, texts(2, 12))
-    objective = Imitation(token=Distillation(objective="sft"))
-    with pytest.raises(InputError, match="confidence_head"):
-        objective.loss(steps(drafter, batch)[0], batch, drafter.head())

@@ -152,13 +152,22 @@ def test_so_many_processes_are_as_many_parts(
     assert "--gradient-accumulation 2 in each of 2 processes divides a step into 4 parts" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("hass --top-weight 1", "learns from tokens, not from laws"),
+        (
+            "parallel --drafter-option confidence_head=true",
+            "learns from tokens, and the confidence head of parallel from laws",
+        ),
+    ],
+)
 def test_weights_of_terms_are_judged_before_the_stores_are_read(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    words: str, wanted: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftsmith.distill.distilling.training_data", None)
-    own = ["--drafter", "hass", "--objective", "sft", "--top-weight", "1"]
-    said = distil(command, tmp_path / "no store", tmp_path / "made", *own)
-    assert "learns from tokens, not from laws" in said
+    own = ["--objective", "sft", "--drafter", *words.split()]
+    assert wanted in distil(command, tmp_path / "no store", tmp_path / "made", *own)
 
 
 def test_a_folder_settles_its_kind_and_its_structure(

@@ -382,7 +382,7 @@ class DraftPrediction:
     """The head of a drafter with a reduced vocabulary; None: its vocabulary is whole."""
     confidence_BT: Tensor | None = None
     """Logits of how probable it is that a draft from each state is accepted, by a head that learns
-    nothing else; None: the drafter has none."""
+    nothing else; None: the drafter has none (`Drafter.learns_acceptance` is then False)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

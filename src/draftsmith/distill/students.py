@@ -345,6 +345,11 @@ class NetworkStudent(StudentBase):
                 f"--top-weight {given.top_weight:g}: --objective {token.objective} learns from "
                 "tokens, not from laws; leave one of them out"
             )
+        if self.learner.learns_acceptance and token.record.hard:
+            raise InputError(
+                f"--objective {token.objective} learns from tokens, and the confidence head of "
+                f"{self._kind} from laws; leave one of them out"
+            )
         token_weight = own.token if given.token_weight is None else given.token_weight
         top = own.top if token_weight and not token.record.hard else 0.0
         return Imitation(

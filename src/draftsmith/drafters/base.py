@@ -244,6 +244,12 @@ class Drafter(nn.Module, abc.ABC):
         return None
 
     @property
+    def learns_acceptance(self) -> bool:
+        """Whether a head of its own learns what is accepted (`DraftPrediction.confidence_BT`):
+        from laws, as tokens do not tell."""
+        return False
+
+    @property
     def wants_token_counts(self) -> bool:
         """Whether `choose_vocabulary` reads its counts: a store is read once to count tokens."""
         return type(self).choose_vocabulary is not Drafter.choose_vocabulary

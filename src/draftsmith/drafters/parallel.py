@@ -333,6 +333,10 @@ class Parallel(BlockDrafter):
         return reader.believed if self.config.confidence_head else None
 
     @property
+    def learns_acceptance(self) -> bool:
+        return self.config.confidence_head
+
+    @property
     def _num_states(self) -> int:
         return 1 if self.config.states == "last" else 3
 

@@ -697,11 +697,6 @@ class Imitation:
         if self.mean_over == "counted":  # what is left of the sum counts as much as all would
             total = total * (weight / terms.weight.clamp(min=1e-5))
         if prediction.confidence_BT is not None:
-            require(
-                not token.record.hard,
-                f"drafter option confidence_head: it learns from laws, and --objective "
-                f"{token.objective} from tokens; leave one of them out",
-            )
             confidence = Confidence().loss(prediction, batch, head)
             mean = confidence.total / confidence.weight.clamp(min=1e-5)
             total = total + self.confidence_weight * weight * mean
