@@ -250,6 +250,9 @@ def test_wrong_values_are_refused_with_the_file(
     assert "odd" in str(caught.value)
 
 
+OUTSIDE = {"steps": 1, "tokens": 1, "accepted": 0, "offered": 0}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -272,7 +275,11 @@ def test_wrong_values_are_refused_with_the_file(
         ({"by_origin": {"0": 21, "1": -1}}, "by_origin.1 must be"),
         ({"by_source": {"suffix": 21}}, "by_source adds up to 21"),
         ({"outside_loops": {"steps": 1, "tokens": 2, "accepted": 3, "offered": 4}}, "outside_loop"),
-        ({"seconds_outside_loops": 99.0}, "seconds_outside_loops is 99.0, above decode_seconds"),
+        ({"seconds_outside_loops": 0.1}, "seconds_outside_loops is 0.1, but outside_loops is not"),
+        (
+            {"seconds_outside_loops": 99.0, "outside_loops": OUTSIDE},
+            "seconds_outside_loops is 99.0, above decode_seconds",
+        ),
         ({"divergence": {"at": 41, "gap": 0, "bound": 0}}, "divergence.at is 41"),
         ({"identical": False}, "identical is False, which divergence contradicts"),
     ],
