@@ -274,29 +274,30 @@ def test_auto_uses_q_where_there_is_one() -> None:
 
 
 DEEP = Sampler(temperature=1.0)
-ORDERED: dict[str, tuple[Proposal, list[int], list[int], Sampler, int, str]] = {
-    "a drawn chain": (Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2], DEEP, 1, "block"),
+ORDERED: dict[str, tuple[Proposal, list[int], list[int], Sampler, int, int, str]] = {
+    "a drawn chain": (Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2], DEEP, 1, 3, "block"),
+    "where draws are short": (Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2], DEEP, 1, 2, "rejection"),
     "one that excludes siblings": (
         *(Proposal.WITHOUT_REPLACEMENT, [-1, 0, 1], [0, 1, 2]),
-        *(DEEP, 1, "block"),
+        *(DEEP, 1, 3, "block"),
     ),
-    "a drawn tree": (Proposal.SAMPLED, [-1, 0, 0], [0, 1, 1], DEEP, 2, "rejection"),
+    "a drawn tree": (Proposal.SAMPLED, [-1, 0, 0], [0, 1, 1], DEEP, 2, 3, "rejection"),
     "the chain of a row beside trees": (
         *(Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2]),
-        *(DEEP, 2, "rejection"),
+        *(DEEP, 2, 3, "rejection"),
     ),
     "cut laws": (
         *(Proposal.SAMPLED, [-1, 0, 1], [0, 1, 2]),
-        *(Sampler(temperature=1.0, top_k=5), 1, "rejection"),
+        *(Sampler(temperature=1.0, top_k=5), 1, 3, "rejection"),
     ),
-    "top tokens": (Proposal.OPAQUE, [-1, 0, 1], [0, 1, 2], DEEP, 1, "match"),
+    "top tokens": (Proposal.OPAQUE, [-1, 0, 1], [0, 1, 2], DEEP, 1, 3, "match"),
 }
 
 
 @pytest.mark.parametrize("case", ORDERED)
 def test_auto_takes_block_where_a_chain_was_drawn(case: str) -> None:
     """Over many seeds, and not by accident: the other rules say otherwise for some of them."""
-    proposal, parents, q_rows, sampler, widest, expected = ORDERED[case]
+    proposal, parents, q_rows, sampler, widest, longest, expected = ORDERED[case]
     draw = torch.Generator().manual_seed(1)
     logits_BNV = torch.randn((1, 4, V), generator=draw)
     q = Law(torch.randn((3, V), generator=draw).softmax(-1), V)
@@ -305,7 +306,9 @@ def test_auto_takes_block_where_a_chain_was_drawn(case: str) -> None:
         tokens = torch.multinomial(q.probs_RK[q_rows], 1, generator=draw.manual_seed(seed))
         tree = one_row(tokens[:, 0].tolist(), parents, proposal, q, q_rows)
         noise = Noise(seed, [0], [4])
-        _, verdict = verify_rows(tree, logits_BNV, sampler, [], rule, noise, widest=widest)
+        _, verdict = verify_rows(
+            tree, logits_BNV, sampler, [], rule, noise, widest=widest, longest_draw=longest
+        )
         return told(verdict)
 
     seeds = range(300)

@@ -277,6 +277,7 @@ def decode(
                         options.rule,
                         noise,
                         widest=drafter.widest(shape),
+                        longest_draw=drafter.longest_draw(shape),
                         allow_lossy=options.allow_lossy,
                         draws=None if engine is None else engine.draws,
                     )

@@ -192,6 +192,10 @@ class Drafter(nn.Module, abc.ABC):
         """The most children that a node has which `propose` returns for this shape."""
         return shape.widest
 
+    def longest_draw(self, shape: TreeShape) -> int:
+        """The most tokens of a chain of draws that `propose` returns for this shape."""
+        return shape.depth
+
     @property
     def parts(self) -> tuple[Drafter, ...]:
         """The drafters that it consists of: itself, unless it joins several."""

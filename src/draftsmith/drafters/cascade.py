@@ -141,6 +141,9 @@ class Cascade(Drafter):
             return max(part.widest(own) for part, own in self._shapes(shape))
         return shape.num_nodes  # equal siblings become one, with the children of all
 
+    def longest_draw(self, shape: TreeShape) -> int:
+        return max(part.longest_draw(own) for part, own in self._shapes(shape))
+
     def _shapes(self, shape: TreeShape) -> list[tuple[Drafter, TreeShape]]:
         """The parts, each with the shape that it drafts where `shape` is asked for."""
         return [(part, self._shape_of(part, shape)) for part in self.parts]

@@ -642,6 +642,9 @@ class FeatureDrafter(TrainedDrafter):
             length,
         )
 
+    def longest_draw(self, shape: TreeShape) -> int:
+        return min(shape.depth, self.config.draw_length or shape.depth)
+
     def _believed_by(self, reader: Reader) -> Callable[[], Tensor] | None:
         """See `ChildSelection.believed`, of what this one reads."""
         return None
