@@ -735,11 +735,6 @@ def _check_generation_config(name: str, revision: str) -> None:
 _TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.tiktoken")
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Whether the files of a tokenizer stand in this folder."""
-    return any(any(folder.glob(one)) for one in _TOKENIZER_FILES)
-
-
 def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
@@ -756,7 +751,7 @@ def load_tokenizer(
         f"The model {name!r} has no tokenizer files (tokenizer.json, tokenizer.model or "
         "vocab.json); put those of its base model beside the weights."
     )
-    if Path(name).is_dir() and not has_tokenizer(Path(name)):
+    if Path(name).is_dir() and not any(any(Path(name).glob(one)) for one in _TOKENIZER_FILES):
         raise missing
     with loading(f"the tokenizer of {name!r}", name):
         tokenizer = AutoTokenizer.from_pretrained(
