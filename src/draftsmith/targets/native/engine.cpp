@@ -303,9 +303,9 @@ static void normalise(const float* x, const float* weight, float eps, int n, flo
 
 static inline F silu(F v) { return v / (all(1.0f) + exp(zero() - v)); }
 
-// To 8 bits, as the matrix wants it: one scale per group of the row.
-static void quantise(const Matrix& m, const float* x, int8_t* q, float* scale, float* total) {
-  for (int g = 0; g < m.groups(); ++g, x += m.group, q += m.group) {
+// To 8 bits, as the matrix wants it: one scale per group of the row, `tokens` apart.
+static void quantise(const Matrix& m, const float* x, int tokens, int8_t* q, float* scale, float* total) {
+  for (int g = 0; g < m.groups(); ++g, x += m.group, q += m.group, scale += tokens, total += tokens) {
     F most = zero();
     for (int i = 0; i < m.group; i += LANES) most = max(most, abs(load(x + i)));
     float top = largest(most);
@@ -316,8 +316,8 @@ static void quantise(const Matrix& m, const float* x, int8_t* q, float* scale, f
       counted = counted + whole;
       to_int8(q + i, whole);
     }
-    scale[g] = s;
-    total[g] = s * sum(counted);  // whole numbers below 2^24: exact
+    *scale = s;
+    *total = s * sum(counted);  // whole numbers below 2^24: exact
     if (OFFSET && m.format == INT8)
       for (int i = 0; i < m.group; ++i) q[i] = (int8_t)(q[i] ^ -128);
   }
@@ -531,8 +531,8 @@ struct Products {
 
   // What `matrix` reads of `x` [tokens, cols]; with `norm`, of its normalised rows.
   Input ready(int member, const Matrix& matrix, const float* x, int tokens, const float* norm) {
-    const int n = matrix.cols, groups = matrix.groups();
-    if (!norm && !matrix.whole()) return {x, nullptr, nullptr, nullptr, n, 0};
+    const int n = matrix.cols;
+    if (!norm && !matrix.whole()) return {x, nullptr, nullptr, nullptr, n, tokens};
     const bool alone = tokens <= ALONE && matrix.whole();
     Own& mine = own[member];
     int8_t* to = alone ? mine.q.data() : q.data();
@@ -547,10 +547,10 @@ struct Products {
         normalise(row, norm, eps, n, out);
         row = out;
       }
-      if (matrix.whole()) quantise(matrix, row, to + (size_t)t * n, scales + t * groups, totals + t * groups);
+      if (matrix.whole()) quantise(matrix, row, tokens, to + (size_t)t * n, scales + t, totals + t);
     }
     if (!alone) meeting->wait();
-    return {norm ? normed.data() : x, to, scales, totals, n, groups};
+    return {norm ? normed.data() : x, to, scales, totals, n, tokens};
   }
 
   template <class Write>
@@ -1239,8 +1239,8 @@ void ds_multiply(const Matrix* m, const float* x, int tokens, float* out) {
   std::vector<int8_t> q(m->whole() ? (size_t)tokens * n : 0);
   std::vector<float> scale((size_t)tokens * groups), total((size_t)tokens * groups);
   for (int t = 0; t < tokens && m->whole(); ++t)
-    quantise(*m, x + (size_t)t * n, q.data() + (size_t)t * n, scale.data() + t * groups, total.data() + t * groups);
-  Input in{x, q.data(), scale.data(), total.data(), n, groups};
+    quantise(*m, x + (size_t)t * n, tokens, q.data() + (size_t)t * n, scale.data() + t, total.data() + t);
+  Input in{x, q.data(), scale.data(), total.data(), n, tokens};
   multiply(*m, in, 0, m->panels(), tokens, [&](int t, int r, F v) { store(out + t * padded + r, v); });
 }
 }

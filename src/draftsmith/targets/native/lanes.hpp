@@ -19,6 +19,11 @@ static inline float sum_of_eight(__m256 s) {
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
+static inline float largest_of_eight(__m256 s) {
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
@@ -58,10 +63,9 @@ static inline I load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline void to_int8(int8_t* out, F a) {  // whole numbers in -127..127
   _mm_storeu_si128((__m128i*)out, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
-static inline float sum(F a) {
-  __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
-  return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(a.v), high));
-}
+static inline __m256 high_eight(F a) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1)); }
+static inline float sum(F a) { return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(a.v), high_eight(a))); }
+static inline float largest(F a) { return largest_of_eight(_mm256_max_ps(_mm512_castps512_ps256(a.v), high_eight(a))); }
 static inline F as_float(I a) { return {_mm512_castsi512_ps(a.v)}; }
 static inline I read_bits(const void* p) { return {_mm512_loadu_si512(p)}; }
 static inline F low_half(I a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
@@ -154,6 +158,7 @@ static inline void to_int8(int8_t* out, F a) {
   _mm_storeu_si128((__m128i*)out, b);
 }
 static inline float sum(F a) { return sum_of_eight(_mm256_add_ps(a.lo, a.hi)); }
+static inline float largest(F a) { return largest_of_eight(_mm256_max_ps(a.lo, a.hi)); }
 static inline F as_float(I a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 static inline I read_bits(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
@@ -235,6 +240,10 @@ static inline float sum(F a) {
     for (int i = 0; i < n; ++i) a.v[i] += a.v[i + n];
   return a.v[0];
 }
+static inline float largest(F a) {
+  for (int i = 1; i < LANES; ++i) a.v[0] = a.v[i] > a.v[0] ? a.v[i] : a.v[0];
+  return a.v[0];
+}
 static inline F as_float(I a) { F r; std::memcpy(&r, &a, sizeof r); return r; }
 static inline I read_bits(const void* p) { I r; std::memcpy(&r, p, sizeof r); return r; }
 static inline F low_half(I a) { DS_LANES a.v[i] = (int32_t)((uint32_t)a.v[i] << 16); return as_float(a); }
@@ -244,14 +253,6 @@ static inline void transpose(I* m) {
     for (int i = 0; i < r; ++i) std::swap(m[r].v[i], m[i].v[r]);
 }
 #endif
-
-static inline float largest(F a) {  // the order does not matter
-  float v[LANES];
-  store(v, a);
-  float m = v[0];
-  for (int i = 1; i < LANES; ++i) m = v[i] > m ? v[i] : m;
-  return m;
-}
 
 // e to the x, to about two units in the last place; below -87 it is 1e-38, not 0.
 static inline F exp(F x) {

@@ -13,6 +13,8 @@
 // where the processor has tiles.
 #pragma once
 #include <algorithm>
+#include <array>
+#include <utility>
 #include <vector>
 
 #include "lanes.hpp"
@@ -33,7 +35,10 @@ enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 // What VNNI adds to an activation, so that it has no sign; taken off again by sums of the weights.
 constexpr int OFFSET = DS_VNNI ? 128 : 0;
 // Tokens that share one reading of a panel: as many as there are registers for their sums.
-constexpr int WHOLE_TILE = DS_VNNI ? 8 : 4, FLOAT_TILE = DS_VNNI ? 8 : 6;
+constexpr int WHOLE_TILE = DS_VNNI ? 8 : 4, FLOAT_TILE = DS_VNNI ? 12 : 6;
+// The same where two panels are read together, of float weights: each activation is then read once
+// for both, and twice as many sums hide what an addition waits.
+constexpr int PAIR_TILE = DS_VNNI ? 9 : 3;
 
 struct Matrix {
   int32_t format, rows, cols, group;  // group: columns that share a scale (int formats)
@@ -56,15 +61,15 @@ struct Matrix {
 struct Input {
   const float* x;     // [tokens, cols]
   const int8_t* q;    // [tokens, cols], + OFFSET in 8 bits
-  const float* scale;  // [tokens, groups]
-  const float* sum;    // [tokens, groups]: scale times the sum of q (INT4)
-  int cols, groups;
+  const float* scale;  // [groups, tokens]
+  const float* sum;    // [groups, tokens]: scale times the sum of q (INT4)
+  int cols, tokens;
 
   // Of the tokens behind the first ones.
-  Input behind(int tokens) const {
-    const size_t at = (size_t)tokens * cols, group = (size_t)tokens * groups;
-    if (!q) return {x + at, nullptr, nullptr, nullptr, cols, groups};
-    return {x + at, q + at, scale + group, sum + group, cols, groups};
+  Input behind(int first) const {
+    const size_t at = (size_t)first * cols;
+    if (!q) return {x + at, nullptr, nullptr, nullptr, cols, tokens};
+    return {x + at, q + at, scale + first, sum + first, cols, tokens};
   }
 };
 
@@ -90,22 +95,30 @@ static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel
   for (int t = 0; t < T; ++t) x[t] = in.x + (size_t)(token + t) * in.cols;
   for (int t = 0; t < T; ++t)
     for (int p = 0; p < P; ++p) acc[t][p] = zero();
-  auto add = [&](F row, int k, int p) {
-    in_registers(row);
-    for (int t = 0; t < T; ++t) acc[t][p] = fma(row, all(x[t][k]), acc[t][p]);
-  };
-  for (int k = 0; k < m.cols; k += HALF ? 2 : 1)
+  for (int k = 0; k < m.cols; k += HALF ? 2 : 1) {
+    I bits[P];
+    F row[P];
     for (int p = 0; p < P; ++p) {
       const uint8_t* at = w[p] + (size_t)k * LANES * (HALF ? 2 : 4);
       fetch_ahead(at);
-      if (HALF) {
-        const I two = read_bits(at);
-        add(low_half(two), k, p);
-        add(high_half(two), k + 1, p);
-      } else {
-        add(load((const float*)at), k, p);
-      }
+      bits[p] = read_bits(at);
+      row[p] = HALF ? low_half(bits[p]) : as_float(bits[p]);
+      in_registers(row[p]);
     }
+    for (int t = 0; t < T; ++t) {
+      const F one = all(x[t][k]);
+      for (int p = 0; p < P; ++p) acc[t][p] = fma(row[p], one, acc[t][p]);
+    }
+    if (!HALF) continue;
+    for (int p = 0; p < P; ++p) {
+      row[p] = high_half(bits[p]);
+      in_registers(row[p]);
+    }
+    for (int t = 0; t < T; ++t) {
+      const F one = all(x[t][k + 1]);
+      for (int p = 0; p < P; ++p) acc[t][p] = fma(row[p], one, acc[t][p]);
+    }
+  }
   for (int t = 0; t < T; ++t)
     for (int p = 0; p < P; ++p) out[t * P + p] = acc[t][p];
 }
@@ -337,17 +350,20 @@ static inline bool tiles_allowed() { return false; }
 // ------------------------------------------------------------------------- integer weights
 
 #if DS_VNNI
+// Four activations in every lane, read from memory as the product takes them: a copy over another
+// register would take the place of a product.
+static inline __m512i four_to_all(const int8_t* x) {
+  typedef int32_t __attribute__((may_alias)) Four;
+  return _mm512_set1_epi32(*(const Four*)x);
+}
+
 template <int T>
 static inline void dot_int8(const uint8_t* w, int steps, const int8_t* const* x, I* acc) {
   for (int t = 0; t < T; ++t) acc[t].v = _mm512_setzero_si512();
   for (int s = 0; s < steps; ++s) {
     __m512i row = _mm512_load_si512(w + (size_t)s * 64);
     fetch_ahead(w + (size_t)s * 64);
-    for (int t = 0; t < T; ++t) {
-      int32_t four;
-      std::memcpy(&four, x[t] + 4 * s, 4);
-      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, _mm512_set1_epi32(four), row);
-    }
+    for (int t = 0; t < T; ++t) acc[t].v = _mm512_dpbusd_epi32(acc[t].v, four_to_all(x[t] + 4 * s), row);
   }
 }
 template <int T>
@@ -360,10 +376,8 @@ static inline void dot_int4(const uint8_t* w, const int8_t* const* x, I* acc) {
     __m512i a = _mm512_and_si512(both, low);
     __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
     for (int t = 0; t < T; ++t) {
-      int32_t four[2];
-      std::memcpy(four, x[t] + 8 * s, 8);
-      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, a, _mm512_set1_epi32(four[0]));
-      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, b, _mm512_set1_epi32(four[1]));
+      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, a, four_to_all(x[t] + 8 * s));
+      acc[t].v = _mm512_dpbusd_epi32(acc[t].v, b, four_to_all(x[t] + 8 * s + 4));
     }
   }
 }
@@ -454,8 +468,10 @@ static NOT_INLINED void panel_int8(const Matrix& m, const Input& in, int panel, 
   const int groups = m.groups(), steps = m.group / 4;
   const uint8_t* w = m.data + panel * m.panel_bytes();
   const float* d = (const float*)m.scales + (size_t)panel * groups * LANES;
-  for (int t = 0; t < T; ++t) out[t] = zero();
-  for (int g = 0; g < groups; ++g, d += LANES) {
+  const float* scale = in.scale + token;
+  F total[T];
+  for (int t = 0; t < T; ++t) total[t] = zero();
+  for (int g = 0; g < groups; ++g, d += LANES, scale += in.tokens) {
     const int8_t* x[T];
     I acc[T];
     for (int t = 0; t < T; ++t) x[t] = in.q + (size_t)(token + t) * in.cols + g * m.group;
@@ -465,10 +481,10 @@ static NOT_INLINED void panel_int8(const Matrix& m, const Input& in, int panel, 
     off.v = _mm512_slli_epi32(off.v, 7);
     for (int t = 0; t < T; ++t) acc[t].v = _mm512_sub_epi32(acc[t].v, off.v);
 #endif
-    F scale = load(d);
-    for (int t = 0; t < T; ++t)
-      out[t] = fma(to_float(acc[t]), scale * all(in.scale[(size_t)(token + t) * in.groups + g]), out[t]);
+    const F rows = load(d);
+    for (int t = 0; t < T; ++t) total[t] = fma(to_float(acc[t]), rows * all(scale[t]), total[t]);
   }
+  for (int t = 0; t < T; ++t) out[t] = total[t];
 }
 
 template <int T>
@@ -476,42 +492,63 @@ static NOT_INLINED void panel_int4(const Matrix& m, const Input& in, int panel, 
   const int groups = m.groups();
   const uint8_t* w = m.data + panel * m.panel_bytes();
   const uint16_t* dm = (const uint16_t*)m.scales + (size_t)panel * groups * 2 * LANES;
-  for (int t = 0; t < T; ++t) out[t] = zero();
-  for (int g = 0; g < groups; ++g, dm += 2 * LANES, w += 16 * LANES) {
+  const float *scale = in.scale + token, *sum = in.sum + token;
+  F total[T];
+  for (int t = 0; t < T; ++t) total[t] = zero();
+  for (int g = 0; g < groups; ++g, dm += 2 * LANES, w += 16 * LANES, scale += in.tokens, sum += in.tokens) {
     const int8_t* x[T];
     I acc[T];
     for (int t = 0; t < T; ++t) x[t] = in.q + (size_t)(token + t) * in.cols + g * 32;
     dot_int4<T>(w, x, acc);
     F d = from_half(dm), least = from_half(dm + LANES);
     for (int t = 0; t < T; ++t) {
-      size_t at = (size_t)(token + t) * in.groups + g;
-      out[t] = fma(to_float(acc[t]), d * all(in.scale[at]), out[t]);
-      out[t] = fma(least, all(in.sum[at]), out[t]);
+      total[t] = fma(to_float(acc[t]), d * all(scale[t]), total[t]);
+      total[t] = fma(least, all(sum[t]), total[t]);
     }
   }
+  for (int t = 0; t < T; ++t) out[t] = total[t];
 }
 
 // ------------------------------------------------------------------------- any matrix
 
-// `tile(Number<T>, first token)` for all tokens, in tiles of about one size that is `most` at most.
+// `tile(size, first token)` for all tokens, in tiles of about one size that is `most` at most.
 template <class Tile>
 static inline void in_tiles(int tokens, int most, Tile tile) {
   int tiles = (tokens + most - 1) / most;
   for (int t = 0; t < tokens; --tiles) {
     const int size = (tokens - t + tiles - 1) / tiles;
-    switch (size) {
-      case 1: tile(Number<1>(), t); break;
-      case 2: tile(Number<2>(), t); break;
-      case 3: tile(Number<3>(), t); break;
-      case 4: tile(Number<4>(), t); break;
-      case 5: tile(Number<5>(), t); break;
-      case 6: tile(Number<6>(), t); break;
-#if DS_VNNI
-      case 7: tile(Number<7>(), t); break;
-      case 8: tile(Number<8>(), t); break;
-#endif
-    }
+    tile(size, t);
     t += size;
+  }
+}
+
+// Kernels by their number of tokens, from 1.
+using Kernel = void (*)(const Matrix&, const Input&, int panel, int token, F* out);
+template <int P, bool HALF, int... T>
+static constexpr std::array<Kernel, sizeof...(T)> float_kernels(std::integer_sequence<int, T...>) {
+  return {panels_float<T + 1, P, HALF>...};
+}
+template <int... T>
+static constexpr std::array<Kernel, sizeof...(T)> int8_kernels(std::integer_sequence<int, T...>) {
+  return {panel_int8<T + 1>...};
+}
+template <int... T>
+static constexpr std::array<Kernel, sizeof...(T)> int4_kernels(std::integer_sequence<int, T...>) {
+  return {panel_int4<T + 1>...};
+}
+
+// Those of a matrix that read `P` panels together.
+template <int P>
+static inline Kernel kernel(const Matrix& m, int tokens) {
+  using Whole = std::make_integer_sequence<int, WHOLE_TILE>;
+  using Float = std::make_integer_sequence<int, P == 4 ? 1 : P == 2 ? PAIR_TILE : FLOAT_TILE>;
+  static constexpr auto int8 = int8_kernels(Whole()), int4 = int4_kernels(Whole());
+  static constexpr auto half = float_kernels<P, true>(Float()), full = float_kernels<P, false>(Float());
+  switch (m.format) {
+    case INT8: return int8[tokens - 1];
+    case INT4: return int4[tokens - 1];
+    case BFLOAT16: return half[tokens - 1];
+    default: return full[tokens - 1];
   }
 }
 
@@ -525,28 +562,19 @@ static inline void multiply(const Matrix& m, const Input& in, int from, int to, 
 #if DS_TILES
   if (fits_tiles(m)) return multiply_in_tiles(m, in, from, to, tokens, give);
 #endif
-  F out[8];
-  if (m.whole()) {
-    for (int panel = from; panel < to; ++panel)
-      in_tiles(tokens, WHOLE_TILE, [&](auto size, int token) {
-        constexpr int T = decltype(size)::value;
-        if (m.format == INT8) panel_int8<T>(m, in, panel, token, out);
-        else panel_int4<T>(m, in, panel, token, out);
-        for (int i = 0; i < T; ++i) give(panel, token + i, out[i]);
-      });
-    return;
-  }
-  auto some = [&](auto size, auto together, int panel, int token) {
-    constexpr int T = decltype(size)::value, P = decltype(together)::value;
-    if (m.format == BFLOAT16) panels_float<T, P, true>(m, in, panel, token, out);
-    else panels_float<T, P, false>(m, in, panel, token, out);
-    for (int i = 0; i < T; ++i)
-      for (int p = 0; p < P; ++p) give(panel + p, token + i, out[i * P + p]);
-  };
-  // Few tokens alone have too few sums to hide what each addition waits: they take more panels.
+  F out[2 * FLOAT_TILE];
   int panel = from;
-  for (; tokens == 1 && panel + 4 <= to; panel += 4) some(Number<1>(), Number<4>(), panel, 0);
-  for (; tokens == 2 && panel + 2 <= to; panel += 2) some(Number<2>(), Number<2>(), panel, 0);
-  for (; panel < to; ++panel)
-    in_tiles(tokens, FLOAT_TILE, [&](auto size, int token) { some(size, Number<1>(), panel, token); });
+  auto panels = [&](auto together, int most) {
+    constexpr int P = decltype(together)::value;
+    for (; panel + P <= to; panel += P)
+      in_tiles(tokens, most, [&](int size, int token) {
+        kernel<P>(m, size)(m, in, panel, token, out);
+        for (int i = 0; i < size; ++i)
+          for (int p = 0; p < P; ++p) give(panel + p, token + i, out[i * P + p]);
+      });
+  };
+  if (m.whole()) return panels(Number<1>(), WHOLE_TILE);
+  if (tokens == 1) panels(Number<4>(), 1);  // one sum alone hides nothing of what an addition waits
+  if (tokens <= PAIR_TILE || (DS_VNNI && tokens > FLOAT_TILE)) panels(Number<2>(), PAIR_TILE);
+  panels(Number<1>(), FLOAT_TILE);
 }
