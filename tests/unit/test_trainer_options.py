@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from draftsmith.core.types import FullLogprobs, TopLogprobs, TrajectoryBatch
 from draftsmith.distill import distributed
 from draftsmith.distill.config import ScheduleConfig
-from draftsmith.distill.distributed import make_accelerator, to_device
+from draftsmith.distill.distributed import make_accelerator, precision, to_device
 from draftsmith.distill.trainer import Trainer, recompute_layers
 from draftsmith.errors import BackendError, InputError
 
@@ -105,6 +105,19 @@ def test_everything_in_a_batch_moves_to_the_device(full: bool) -> None:
     assert not full or moved.laws.head is whole.head
     bare = to_device(TrajectoryBatch(tokens_BT=grid, loss_mask_BT=grid), torch.device("meta"))
     assert bare.laws is None and bare.weights_BT is None and len(tensors_in(bare)) == 2
+
+
+@pytest.mark.parametrize(
+    ("gain", "chosen"), [(0.6, "float32"), (1.1, "float32"), (4.0, "bfloat16")]
+)
+def test_auto_is_the_arithmetic_that_this_processor_multiplies_faster(
+    gain: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 1e-3 < distributed.bfloat16_gain() < 1e3
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(distributed, "bfloat16_gain", lambda: gain)
+    assert precision("auto") == chosen
+    assert [precision(asked) for asked in ("bfloat16", "float32")] == ["bfloat16", "float32"]
 
 
 def test_processes_that_accelerate_does_not_join_are_refused(
