@@ -33,10 +33,12 @@ from draftsmith.drafters.config import DraftingConfig, cascade_parts
 from draftsmith.drafters.eagle import Eagle
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.independent import Independent
+from draftsmith.drafters.lookahead import Lookahead
 from draftsmith.drafters.medusa import Medusa
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prediction import PredictionDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.recycling import Recycling
 from draftsmith.drafters.registry import load_drafter, make_drafter
 from draftsmith.drafters.suffix import Suffix
 from draftsmith.errors import InputError, UnsupportedProposal
@@ -550,6 +552,18 @@ def test_block_takes_a_cascade_whose_later_drafter_has_a_length() -> None:
         list(decode(model, trees, [NEW], options))
     chains.bind(model)
     assert sum(sum(step.proposed) for step in decode(model, chains, [NEW], options)) > 0
+
+
+def test_what_lookups_find_are_no_draws() -> None:
+    """`auto` judges by the draws alone: a long match beside them changes no rule."""
+    shape, drawing = TreeShape.chain(8), Eagle(Eagle.Config(draw_length=2))
+    for lookup in (Suffix(), PromptLookup(), Recycling(), PredictionDrafter()):
+        assert lookup.longest_draw(shape) == 0
+        assert Cascade([lookup, drawing]).longest_draw(shape) == 2
+    assert Lookahead().longest_draw(shape) == NoDrafter().longest_draw(shape) == 0
+    assert Cascade([drawing, Suffix()]).longest_draw(shape) == 2
+    assert Cascade([Suffix(), PromptLookup()]).longest_draw(shape) == 0
+    assert Eagle(Eagle.Config(draw_length=0)).longest_draw(shape) == 8
 
 
 def test_a_cascade_does_not_learn() -> None:

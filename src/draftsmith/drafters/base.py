@@ -145,6 +145,8 @@ class Drafter(nn.Module, abc.ABC):
     default_shape: TreeShape = TreeShape.chain(5)
     takes_trees: bool = False
     """Whether `propose` branches where the shape does; else it drafts one chain."""
+    draws: bool = True
+    """Whether its drafts may be draws from laws that it knows: what a lookup finds is none."""
     longest: int | None = None
     """The deepest draft that it can make; None: as deep as it is asked."""
     trained_length: int | None = None
@@ -194,7 +196,7 @@ class Drafter(nn.Module, abc.ABC):
 
     def longest_draw(self, shape: TreeShape) -> int:
         """The most tokens of a chain of draws that `propose` returns for this shape."""
-        return shape.depth
+        return shape.depth if self.draws else 0
 
     @property
     def parts(self) -> tuple[Drafter, ...]:

@@ -159,6 +159,8 @@ _State = RowStates[_Row]
 class Lookahead(Drafter):
     """Drafts from n-grams that the target's own Jacobi iteration produced."""
 
+    draws = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """A step feeds up to (ngram - 1) * (window + guesses) tokens."""

@@ -25,6 +25,7 @@ class Remembering(Drafter, abc.ABC, Generic[R]):
     """A drafter whose rows look at their own text and, where the option `memory` of its `Config`
     says so, at what past requests left: those of one target."""
 
+    draws = False
     config: Any
     """The subclass declares its own, with an option `memory`."""
 

@@ -15,6 +15,7 @@ class NoDrafter(Drafter):
 
     default_shape = TreeShape()
     longest = 0
+    draws = False
 
     def start(self, request: RequestBatch) -> TextState:
         return TextState(known=[[] for _ in request.tokens], num_prompt=[0] * len(request.tokens))

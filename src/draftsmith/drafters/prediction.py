@@ -106,6 +106,8 @@ class PredictionDrafter(Drafter):
     for opaque proposals) is exact even then, the others want another seed.
     """
 
+    draws = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         length: int = 16

@@ -107,6 +107,8 @@ _State = RowStates[NgramIndex]
 class PromptLookup(Drafter):
     """Drafts from the row's own text. Deterministic, so its proposals are OPAQUE."""
 
+    draws = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The author's sizes; `match=earliest clamp=false` is exactly the author's procedure, and
