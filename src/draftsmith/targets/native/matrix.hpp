@@ -86,6 +86,7 @@ struct Number {
   static constexpr int value = N;
 };
 
+// No lambda adds to the sums: what one captures, GCC writes to memory at every column.
 template <int T, int P, bool HALF>
 static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel, int token, F* out) {
   F acc[T][P];
