@@ -400,10 +400,7 @@ class HFTarget:
     def forward(self, tokens_BT: Tensor, block: Block, keep: int, signals: Signals) -> TargetOutput:
         if self._engine is not None:
             with beside_engine(True):
-                out = self._engine.forward(tokens_BT, block, keep, signals)
-                if out.signals_BTS is not None and out.signals_BTS.dtype != self.dtype:
-                    out = replace(out, signals_BTS=out.signals_BTS.to(self.dtype))
-                return out
+                return self._engine.forward(tokens_BT, block, keep, signals)
         tokens_BT = to_device(tokens_BT, self.device)
         if self._fixed is not None:
             return self._fixed.forward(tokens_BT, block, keep, signals)
