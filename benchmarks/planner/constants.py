@@ -29,7 +29,7 @@ import torch
 from draftsmith.core import rows
 from draftsmith.core.decode import DecodeOptions
 from draftsmith.core.generation import generate
-from draftsmith.core.rows import Row
+from draftsmith.core.rows import Row, wanted
 from draftsmith.core.sampling import Sampler
 from draftsmith.data.suites import held_out_prompts
 from draftsmith.drafters.none import NoDrafter
@@ -234,8 +234,8 @@ def seconds(case: Case, policy: Learning | int) -> float:
         place, count = 0, len(accepted)
         row = Row(request_id=0, tokens=[0], num_prompt=1, max_new_tokens=count, max_length=None)
         while place < count:
-            wanted = policy if isinstance(policy, int) else row.wanted(policy)
-            row.asked = min(wanted, count - place - 1)
+            wants = policy if isinstance(policy, int) else wanted([row], policy)[0]
+            row.asked = min(wants, count - place - 1)
             depth = min(row.asked, offered[place])
             kept = min(accepted[place], depth)
             vain = row.asked > 0 and offered[place] == 0

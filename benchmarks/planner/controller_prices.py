@@ -186,6 +186,9 @@ class Noted:
     def max_length(self) -> int:
         return self.policy.max_length
 
+    def together(self, stats: Sequence[RowStats]) -> int | None:
+        return self.policy.together(stats)
+
     def rest(self, pause: int) -> int:
         return self.policy.rest(pause)
 

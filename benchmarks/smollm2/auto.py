@@ -42,7 +42,7 @@ DRAFTERS = (
     str(SHIPPED / "hass"),
     f"suffix+unrolled:{SHIPPED}/unrolled",
 )
-LENGTHS = (1, 2, 3, 5, 8)
+LENGTHS = (1, 2, 3, 5)
 SAME = ("weights", "drafter", "suite", "temperature", "rows")
 """What a row of the record is of."""
 

@@ -14,12 +14,19 @@ from scipy.stats import chisquare
 from draftsmith.core.decode import DecodeOptions, decode
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount, TargetOutput, TreeShape
+from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.independent import Independent
 from draftsmith.drafters.none import NoDrafter
 from draftsmith.drafters.prompt_lookup import PromptLookup
 from draftsmith.errors import BackendError
 from draftsmith.plan import length_policy
-from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
+from draftsmith.plan.length_policy import (
+    AdaptiveLength,
+    CostAware,
+    Experience,
+    Learning,
+    StepCosts,
+)
 from draftsmith.targets.base import Target
 from draftsmith.targets.toy import TabularTarget
 
@@ -139,15 +146,20 @@ def test_greedy_text_with_a_controller_is_plain_text(case: Case) -> None:
     assert texts == expected
 
 
-def lengths_of(target: Target, prompts: list[list[int]], ids: list[int]) -> list[list[int]]:
+def lengths_of(
+    target: Target,
+    prompts: list[list[int]],
+    ids: list[int],
+    policy: LengthPolicy,
+    drafter: Drafter,
+) -> list[list[int]]:
     """Depths that each row was offered, step by step."""
-    drafter = PromptLookup()
     drafter.bind(target)
     options = DecodeOptions(
         sampler=Sampler(temperature=1.0),
         max_new_tokens=40,
         shape=TreeShape.chain(2),
-        policy=SWITCHING,
+        policy=policy,
     )
     out: list[list[int]] = [[] for _ in prompts]
     for step in decode(target, drafter, prompts, options, request_ids=ids):
@@ -157,13 +169,30 @@ def lengths_of(target: Target, prompts: list[list[int]], ids: list[int]) -> list
     return out
 
 
-def test_a_rows_lengths_do_not_depend_on_its_neighbours() -> None:
-    target = dense(0)
-    prompts = [[1, 2, 5, 1, 2], [3, 3, 3], [7, 4, 7, 4]]
-    together = lengths_of(target, prompts, [0, 1, 2])
-    alone = [lengths_of(target, [prompt], [b])[0] for b, prompt in enumerate(prompts)]
-    assert together == alone
+PROMPTS = [[1, 2, 5, 1, 2], [3, 3, 3], [7, 4, 7, 4]]
+
+
+def test_lengths_that_adapt_to_a_row_do_not_depend_on_its_neighbours() -> None:
+    def lengths(prompts: list[list[int]], ids: list[int]) -> list[list[int]]:
+        policy = AdaptiveLength(first=1, longest=2)
+        return lengths_of(dense(0), prompts, ids, policy, PromptLookup())
+
+    together = lengths(PROMPTS, [0, 1, 2])
+    assert together == [lengths([prompt], [b])[0] for b, prompt in enumerate(PROMPTS)]
     assert len({tuple(one) for one in together}) > 1
+
+
+def test_rows_of_a_batch_draft_together_where_costs_decide() -> None:
+    """All as deep, or none, until the first is near its end; alone they would differ."""
+    target = dense(0)
+    model = Independent(Independent.Config(), model=dense(1))
+    together = lengths_of(target, PROMPTS, [0, 1, 2], SWITCHING, model)
+    shortest = min(map(len, together)) - 2
+    steps = [set(depths) for depths in zip(*together, strict=False)][:shortest]
+    assert all(len(depths) == 1 for depths in steps)
+    assert len(set.union(*steps)) > 1
+    alone = [lengths_of(target, [one], [b], SWITCHING, model)[0] for b, one in enumerate(PROMPTS)]
+    assert len({tuple(one[:shortest]) for one in alone}) > 1
 
 
 class Watching(LengthPolicy):

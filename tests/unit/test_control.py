@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.rows import Row, one_more
+from draftsmith.core.rows import Row, one_more, wanted
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
 
@@ -129,7 +129,7 @@ def test_the_depth_is_the_best_where_drafts_end_early(
         return (1 + found * sum(survival)) / ((1 - found) * in_vain + found * spent)
 
     paces = [pace(n) for n in range(len(costs))]
-    chosen = policy.best_depth(stats, rates)
+    chosen = policy.best_depth([stats], [rates])
     assert paces[chosen] == pytest.approx(max(paces), rel=1e-9)
 
 
@@ -217,8 +217,8 @@ def decode(policy: LengthPolicy | int, accepted: Accepted, costs: StepCosts, cou
     """Seconds for `count` tokens, a row as the decoding loop would have it."""
     place, spent, row = 0, 0.0, row_of(count)
     while place < count:
-        wanted = policy if isinstance(policy, int) else row.wanted(policy)
-        row.asked = min(wanted, count - place - 1)
+        depth = policy if isinstance(policy, int) else wanted([row], policy)[0]
+        row.asked = min(depth, count - place - 1)
         kept = min(row.asked, accepted(place))
         row.count(row.asked, kept)
         place += kept + 1
@@ -290,6 +290,35 @@ SMALL = StepCosts(
     in_vain=1.35,
 )
 """Costs of an 8 M target and a draft model on a CPU: the first drafted token costs most."""
+
+
+def of_a_batch(policy: LengthPolicy | int, texts: Sequence[Accepted], count: int) -> float:
+    """Seconds in which all rows have so many tokens; a step lasts as long as its deepest draft."""
+    rows, places, spent = [row_of(count) for _ in texts], [0] * len(texts), 0.0
+    while min(places) < count:
+        live = [b for b, place in enumerate(places) if place < count]
+        some = [rows[b] for b in live]
+        depths = [policy] * len(live) if isinstance(policy, int) else wanted(some, policy)
+        for b, row, depth in zip(live, some, depths, strict=True):
+            row.asked = min(depth, count - places[b] - 1)
+            kept = min(row.asked, texts[b](places[b]))
+            row.count(row.asked, kept)
+            places[b] += kept + 1
+        spent += SMALL.seconds(max(row.asked for row in some))
+    if not isinstance(policy, int):
+        policy.learn([row.counts for row in rows])
+    return spent
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4, 0.5, 0.6, 0.9])
+def test_a_batch_is_hardly_slower_than_with_the_best_fixed_length(rate: float) -> None:
+    """Also where drafting hardly pays or hardly does not: rows that decided each for themselves
+    would draft at different steps, and each of these lasts as long as if all did."""
+    batches = [[runs(lambda place: rate, 256, 8 * n + b) for b in range(4)] for n in range(6)]
+    learning = Learning(CostAware(costs=SMALL))
+    mine = sum(of_a_batch(learning, texts, 256) for texts in batches)
+    fixed = [sum(of_a_batch(n, texts, 256) for texts in batches) for n in range(DEPTH + 1)]
+    assert min(fixed) / mine > 0.95
 
 
 def test_what_is_useless_is_soon_known_to_be() -> None:
@@ -426,7 +455,7 @@ def row_behind(outcomes: Sequence[tuple[int, int]]) -> Row:
 def steps_until(policy: LengthPolicy, row: Row, accept: bool, done: Callable[[int], bool]) -> int:
     """Steps, all accepted or none, until the row drafts as deep as is waited for."""
     for number in itertools.count():
-        row.asked = row.wanted(policy)
+        row.asked = wanted([row], policy)[0]
         if done(row.asked):
             return number
         row.count(row.asked, row.asked if accept else 0)
@@ -488,7 +517,7 @@ def test_nothing_is_learnt_from_a_row_that_ended_in_its_first_step() -> None:
 def test_a_dear_drafter_that_is_good_is_found_to_be(rate: float) -> None:
     """At the first guess of acceptance no depth pays."""
     costs = linear(0.04, 0.6)
-    assert CostAware(costs=costs).best_depth(RowStats(), [0.6] * DEPTH) == 0
+    assert CostAware(costs=costs).best_depth([RowStats()], [[0.6] * DEPTH]) == 0
     texts = [runs(lambda place: rate, 96, seed) for seed in range(8)]
     learning = Learning(CostAware(costs=costs))
     mine = sum(decode(learning, text, costs, 96) for text in texts)
@@ -533,7 +562,7 @@ def test_a_depth_that_pays_only_later_is_grown_to() -> None:
     costs = replace(costs, draft_D=tuple(2.6 * (n > 0) + 0.05 * n for n in range(DEPTH + 1)))
     policy = CostAware(costs=costs)
     stats = RowStats(tried_D=(20.0,) * 2, kept_D=(19.0,) * 2)
-    assert policy.best_depth(stats, policy.rates(stats)) > 6
+    assert policy.best_depth([stats], [policy.rates(stats)]) > 6
     assert policy.length(stats) == 6 + 2  # twice the two that are known, and four
 
 
@@ -562,7 +591,7 @@ def test_an_idle_row_decides_again_after_four_steps_and_later_after_more() -> No
     row = row_of(12)
     row.asked = 3
     row.count(0, 0)  # who looks in vain is not idle
-    assert (row.pause, row.wanted(CostAware(costs=linear(0.0, 0.0)))) == (0, 4)
+    assert (row.pause, wanted([row], CostAware(costs=linear(0.0, 0.0)))[0]) == (0, 4)
 
 
 def test_a_decision_is_held() -> None:

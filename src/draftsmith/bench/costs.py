@@ -586,14 +586,21 @@ class CostFile:
     key: dict[str, Any]
     """All that they depend on."""
 
-    def load(self) -> tuple[StepCosts, str] | None:
-        """Read the kept costs and the day of their measurement; None: none can be used."""
+    def load(self, *, idle: bool = False) -> tuple[StepCosts, str] | None:
+        """Read the kept costs and the day of their measurement; None: none can be used.
+
+        Args:
+            idle: nothing else runs now. Costs measured beside other programs are then not used.
+        """
         if os.environ.get(REFRESH, "") not in ("", "0"):
             return None
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if content["key"] != self.key:
                 _log.info("%s holds costs of something else: measuring again", self.place)
+                return None
+            if idle and content.get("beside_others", False):
+                _log.info("%s was measured beside other programs: measuring again", self.place)
                 return None
             return from_dict(StepCosts, content["costs"]), str(content["measured"])
         except FileNotFoundError:
@@ -607,10 +614,11 @@ class CostFile:
         """The path, as messages name it."""
         return portable_text(str(self.path))
 
-    def store(self, costs: StepCosts) -> bool:
-        """Write the costs; False: that failed."""
+    def store(self, costs: StepCosts, *, beside_others: bool = False) -> bool:
+        """Write the costs; False: that failed. `beside_others`: other programs ran meanwhile."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         content = {"key": self.key, "measured": today, "costs": as_dict(costs)}
+        content["beside_others"] = beside_others
         try:
             write_json_atomic(self.path, content)
         except (DraftsmithError, OSError) as error:
@@ -699,7 +707,7 @@ def costs_of(
     """Return the step costs by depth of the arm's chain or tree; `others`: a phrase about other
     programs."""
     file = cost_file(target, arm, sampler, workload)
-    kept = file.load()
+    kept = file.load(idle=others is None)
     if kept is not None:
         costs, day = kept
         again = f"measured on {day}, from {file.place} ({REFRESH}=1 measures again)"
@@ -707,15 +715,14 @@ def costs_of(
         return costs
     if others is not None:
         _log.info(
-            "%s: costs measured now will be off, and they are kept; close them and measure again "
-            "with %s=1",
+            "%s: costs measured now will be off; they are measured again once nothing else runs",
             others,
-            REFRESH,
         )
     began = time.monotonic()
     costs = measure(target, arm, sampler, workload)
     spent = time.monotonic() - began
-    kept_where = f", kept in {file.place}" if file.store(costs) else ""
+    is_kept = file.store(costs, beside_others=others is not None)
+    kept_where = f", kept in {file.place}" if is_kept else ""
     _log.info("%s: %s; measured in %.1f s%s", arm.name, _summary(costs), spent, kept_where)
     return costs
 

@@ -33,6 +33,7 @@ from draftsmith.core.rows import (
     several,
     start_rows,
     token_ids,
+    wanted,
 )
 from draftsmith.core.sampling import Sampler
 from draftsmith.core.transfer import Recorder
@@ -383,10 +384,11 @@ def _open(
 def _depths(active: list[Row], shape: TreeShape, policy: LengthPolicy | None) -> np.ndarray:
     """[B] how deep each row may draft: a step emits one token more than it accepts."""
     out = np.zeros(len(active), dtype=np.int64)
-    for b, row in enumerate(active):
-        if row.finish is None:
-            wanted = shape.depth if policy is None else row.wanted(policy)
-            out[b] = row.asked = max(min(wanted, shape.depth, row.room - 1), 0)
+    live = [b for b, row in enumerate(active) if row.finish is None]
+    rows = [active[b] for b in live]
+    depths = [shape.depth] * len(rows) if policy is None else wanted(rows, policy)
+    for b, row, depth in zip(live, rows, depths, strict=True):
+        out[b] = row.asked = max(min(depth, shape.depth, row.room - 1), 0)
     return out
 
 

@@ -175,11 +175,13 @@ class Row:
                 break
         return taken
 
-    def wanted(self, policy: LengthPolicy) -> int:
-        """How deep the policy would draft now."""
-        if self.pause < self.rests_until:
-            return 0
-        length = policy.length(self.stats)
+    @property
+    def rests(self) -> bool:
+        """Whether it drafts nothing now, and no policy is asked."""
+        return self.pause < self.rests_until
+
+    def wants(self, length: int, policy: LengthPolicy) -> int:
+        """Take note that the policy would draft so deep now; returns that."""
         self.rests_until = 0 if length else self.pause + policy.rest(self.pause + 1)
         return length
 
@@ -195,6 +197,15 @@ class Row:
         for step in self.counts[self._stats.steps :]:
             self._stats = one_more(self._stats, step)
         return self._stats
+
+
+def wanted(rows: Sequence[Row], policy: LengthPolicy) -> list[int]:
+    """How deep the policy would draft now, in each row."""
+    if len(rows) > 1 and not all(row.rests for row in rows):
+        depth = policy.together([row.stats for row in rows])
+        if depth is not None:
+            return [row.wants(depth, policy) for row in rows]
+    return [0 if row.rests else row.wants(policy.length(row.stats), policy) for row in rows]
 
 
 TEXTS = ": target.tokenizer makes token ids of a text, and draftsmith.Generator takes texts."

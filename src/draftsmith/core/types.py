@@ -216,6 +216,11 @@ class LengthPolicy(Protocol):
 
     def length(self, stats: RowStats) -> int: ...
 
+    def together(self, stats: Sequence[RowStats]) -> int | None:
+        """One depth for all rows of a batch, two or more; None: each row's is its own `length`.
+        None, unless redefined."""
+        return None
+
     def rest(self, pause: int) -> int:
         """Say after how many steps the policy is asked again about a row that drafts nothing now.
         `pause`: for how many it has not, this one included. 1, unless redefined."""

@@ -147,12 +147,40 @@ class Experience:
         )
 
 
+@dataclass(kw_only=True, slots=True)
+class _Promise:
+    """What a draft promises in a row, in the words of `CostAware`."""
+
+    found: float
+    """h: how often there is a draft."""
+    idle: float
+    """Seconds in vain, in the share of steps that find none."""
+    goes_on: float
+    """1 - e."""
+    goes_on_kept: float
+    """1 - e'."""
+    reached: float
+    survival: float
+    length: float = 0.0
+    """l_n: tokens that a draft has."""
+    tokens: float = 0.0
+    """s_1 + ... + s_n: those that are accepted."""
+
+    def deepen(self, rate: float) -> None:
+        """By a token that is accepted at this rate, given those before it."""
+        self.survival *= self.goes_on_kept * rate
+        self.tokens += self.survival
+        self.reached *= self.goes_on
+        self.length += self.reached
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostAware(LengthPolicy):
     """Draft as deep as gives most tokens per second by measured costs and past acceptance; not at
     all where that is best.
 
-        pace      (1 + h (s_1 + ... + s_n)) / ((1 - h) t(in vain) + h t(l_n))
+        pace      (1 + h (s_1 + ... + s_n)) / ((1 - h) t(in vain) + h t(l_n)); of several rows that
+                  are decoded together: sum of the first parts / mean of the second ones
         found     h = (found_now + 8 H) / (asked_now + 8)              steps with a draft at all
                   H = (found + 8) / (asked + 8), from the rows before
         survival  s_1 = r_1, s_d = s_(d-1) (1 - e') r_d
@@ -194,50 +222,68 @@ class CostAware(LengthPolicy):
         return min(max(_REST, int(_LONGER * pause)), _LONGEST)
 
     def length(self, stats: RowStats) -> int:
-        held = _VAIN if stats.vain else _HELD if stats.last_asked <= _SHORT else 1
-        if stats.last_asked and stats.steps > _YOUNG and stats.steps % held:
-            return stats.last_asked
-        now = self.doubting(stats)
-        chosen = now.best_depth(stats, now.rates(stats))
-        if not chosen and stats.offered < _TRIAL and now.past.found < 1.0:
-            chosen = now.best_depth(stats, [_BEST] * self.max_length)
-        known = sum([tried > _KNOWN for tried in stats.tried_D])
+        return self.together([stats])
+
+    def together(self, stats: Sequence[RowStats]) -> int:
+        """See `LengthPolicy`: that of most tokens per second of the batch. A step in which one row
+        drafts lasts nearly as long as one in which all do, so either all do or none."""
+        last = max([row.last_asked for row in stats])
+        vain = all(row.vain for row in stats)
+        held = _VAIN if vain else _HELD if last <= _SHORT else 1
+        steps = stats[0].steps
+        if last and steps > _YOUNG and steps % held:
+            return last
+        now = self.doubting(min([row.idle for row in stats]))
+        chosen = now.best_depth(stats, [now.rates(row) for row in stats])
+        if not chosen and min([row.offered for row in stats]) < _TRIAL and now.past.found < 1.0:
+            chosen = now.best_depth(stats, [[_BEST] * self.max_length] * len(stats))
+        known = max([sum([tried > _KNOWN for tried in row.tried_D]) for row in stats])
         return min(chosen, _GROWTH * known + _ROOM)
 
-    def doubting(self, stats: RowStats) -> CostAware:
-        """Discount the past by how long the row has been idle."""
-        return replace(self, past=self.past.times(_DOUBT**stats.idle)) if stats.idle else self
+    def doubting(self, idle: int) -> CostAware:
+        """Discount the past by so many idle steps."""
+        return replace(self, past=self.past.times(_DOUBT**idle)) if idle else self
 
-    def best_depth(self, stats: RowStats, rates: Iterable[float]) -> int:
-        """Return the depth with most tokens per second at these rates; 0: draft nothing."""
-        past, seconds_D, least_D = self.past, self.costs.seconds_D, self.costs.least_D
-        usual = (past.found + _FOUND) / (past.asked + _FOUND)
-        found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
-        idle = (1.0 - found) * self.costs.in_vain
-        goes_on = 1.0 - (stats.ended + past.ended) / (stats.asked_on + past.asked_on + _WHOLE)
-        goes_on_kept = 1.0 - (stats.ended_kept + past.ended_kept) / (
-            stats.asked_on_kept + past.asked_on_kept + _WHOLE
-        )
-        chosen, best = 0, 1.0 / seconds_D[0]
-        survival, tokens, reached, length = 1.0 / goes_on_kept, 0.0, 1.0 / goes_on, 0.0
-        for depth, rate in enumerate(rates, start=1):
-            survival *= goes_on_kept * rate
-            tokens += survival
-            reached *= goes_on
-            length += reached
-            below = int(length)
-            seconds = seconds_D[below]
-            if below < length:
-                seconds += (length - below) * (seconds_D[below + 1] - seconds)
-            pace = (1.0 + found * tokens) / (idle + found * seconds)
+    def best_depth(self, stats: Sequence[RowStats], rates: Sequence[Iterable[float]]) -> int:
+        """Return the depth with most tokens per second of these rows together, at the rates of
+        each; 0: draft nothing."""
+        seconds_D, least_D, deepest = self.costs.seconds_D, self.costs.least_D, self.max_length
+        promises = [self._promise(row) for row in stats]
+        chosen, best = 0, len(stats) / seconds_D[0]
+        for depth, rate_B in enumerate(zip(*rates, strict=True), start=1):
+            tokens = seconds = most = least = 0.0
+            for row, rate in zip(promises, rate_B, strict=True):
+                row.deepen(rate)
+                below, found = int(row.length), row.found
+                step = seconds_D[below]
+                if below < row.length:
+                    step += (row.length - below) * (seconds_D[below + 1] - step)
+                tokens += 1.0 + found * row.tokens
+                seconds += row.idle + found * step
+                # if all that is deeper were accepted, and cost nothing more
+                most += 1.0 + found * (row.tokens + row.survival * (deepest - depth))
+                least += row.idle + found * least_D[below]
+            pace = len(stats) * tokens / seconds
             if pace > best:
                 chosen, best = depth, pace
-            # if all that is deeper were accepted, and cost nothing more
-            elif 1.0 + found * (tokens + survival * (self.max_length - depth)) < best * (
-                idle + found * least_D[below]
-            ):
+            elif len(stats) * most < best * least:
                 break
         return chosen
+
+    def _promise(self, stats: RowStats) -> _Promise:
+        past = self.past
+        usual = (past.found + _FOUND) / (past.asked + _FOUND)
+        found = (stats.found + _FOUND * usual) / (stats.asked + _FOUND)
+        on = stats.asked_on + past.asked_on + _WHOLE
+        on_kept = stats.asked_on_kept + past.asked_on_kept + _WHOLE
+        return _Promise(
+            found=found,
+            idle=(1.0 - found) * self.costs.in_vain,
+            goes_on=(goes_on := 1.0 - (stats.ended + past.ended) / on),
+            goes_on_kept=(kept := 1.0 - (stats.ended_kept + past.ended_kept) / on_kept),
+            reached=1.0 / goes_on,
+            survival=1.0 / kept,
+        )
 
     def rates(self, stats: RowStats) -> Iterator[float]:
         """Forecast acceptance by depth, given that all before it is accepted."""
@@ -333,6 +379,9 @@ class Learning(LengthPolicy):
 
     def length(self, stats: RowStats) -> int:
         return self.policy.length(stats)
+
+    def together(self, stats: Sequence[RowStats]) -> int:
+        return self.policy.together(stats)
 
     def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
         for row in rows:
