@@ -153,16 +153,12 @@ class _Promise:
 
     found: float
     """h: how often there is a draft."""
-    idle: float
-    """Seconds in vain, in the share of steps that find none."""
     goes_on: float
     """1 - e."""
     goes_on_kept: float
     """1 - e'."""
     reached: float
     survival: float
-    length: float = 0.0
-    """l_n: tokens that a draft has."""
     tokens: float = 0.0
     """s_1 + ... + s_n: those that are accepted."""
 
@@ -171,7 +167,6 @@ class _Promise:
         self.survival *= self.goes_on_kept * rate
         self.tokens += self.survival
         self.reached *= self.goes_on
-        self.length += self.reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +175,8 @@ class CostAware(LengthPolicy):
     all where that is best.
 
         pace      (1 + h (s_1 + ... + s_n)) / ((1 - h) t(in vain) + h t(l_n)); of several rows that
-                  are decoded together: sum of the first parts / mean of the second ones
+                  are decoded together the first part is a sum, h is that any has a draft, and l_n
+                  the length of the longest
         found     h = (found_now + 8 H) / (asked_now + 8)              steps with a draft at all
                   H = (found + 8) / (asked + 8), from the rows before
         survival  s_1 = r_1, s_d = s_(d-1) (1 - e') r_d
@@ -249,24 +245,27 @@ class CostAware(LengthPolicy):
         each; 0: draft nothing."""
         seconds_D, least_D, deepest = self.costs.seconds_D, self.costs.least_D, self.max_length
         promises = [self._promise(row) for row in stats]
-        chosen, best = 0, len(stats) / seconds_D[0]
+        found = 1.0 - math.prod([1.0 - row.found for row in promises])  # in any row
+        idle = (1.0 - found) * self.costs.in_vain
+        chosen, best, length = 0, len(stats) / seconds_D[0], 0.0
         for depth, rate_B in enumerate(zip(*rates, strict=True), start=1):
-            tokens = seconds = most = least = 0.0
+            tokens = most = 0.0
+            ended = 1.0
             for row, rate in zip(promises, rate_B, strict=True):
                 row.deepen(rate)
-                below, found = int(row.length), row.found
-                step = seconds_D[below]
-                if below < row.length:
-                    step += (row.length - below) * (seconds_D[below + 1] - step)
-                tokens += 1.0 + found * row.tokens
-                seconds += row.idle + found * step
+                ended *= 1.0 - row.found * row.reached
+                tokens += 1.0 + row.found * row.tokens
                 # if all that is deeper were accepted, and cost nothing more
-                most += 1.0 + found * (row.tokens + row.survival * (deepest - depth))
-                least += row.idle + found * least_D[below]
-            pace = len(stats) * tokens / seconds
+                most += 1.0 + row.found * (row.tokens + row.survival * (deepest - depth))
+            length += (1.0 - ended) / found
+            below = int(length)
+            step = seconds_D[below]
+            if below < length:
+                step += (length - below) * (seconds_D[below + 1] - step)
+            pace = tokens / (idle + found * step)
             if pace > best:
                 chosen, best = depth, pace
-            elif len(stats) * most < best * least:
+            elif most < best * (idle + found * least_D[below]):
                 break
         return chosen
 
@@ -278,7 +277,6 @@ class CostAware(LengthPolicy):
         on_kept = stats.asked_on_kept + past.asked_on_kept + _WHOLE
         return _Promise(
             found=found,
-            idle=(1.0 - found) * self.costs.in_vain,
             goes_on=(goes_on := 1.0 - (stats.ended + past.ended) / on),
             goes_on_kept=(kept := 1.0 - (stats.ended_kept + past.ended_kept) / on_kept),
             reached=1.0 / goes_on,
