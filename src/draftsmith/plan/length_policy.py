@@ -231,7 +231,7 @@ class CostAware(LengthPolicy):
             return last
         now = self.doubting(min([row.idle for row in stats]))
         chosen = now.best_depth(stats, [now.rates(row) for row in stats])
-        if not chosen and min([row.offered for row in stats]) < _TRIAL and now.past.found < 1.0:
+        if not chosen and sum([row.offered for row in stats]) < _TRIAL and now.past.found < 1.0:
             chosen = now.best_depth(stats, [[_BEST] * self.max_length] * len(stats))
         known = max([sum([tried > _KNOWN for tried in row.tried_D]) for row in stats])
         return min(chosen, _GROWTH * known + _ROOM)
