@@ -45,6 +45,9 @@ from smollm2.train import KINDS, VOCABULARY, is_rate, lessons, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "smollm2-training-speed.json"
+TRAINING = 512
+"""Steps of the training whose first ones are timed. One of so few would have no warm-up, diverge
+at once, and compute with numbers that take a processor longer."""
 LEARN = ("griffin", "hass", "fspad", "unrolled")
 
 
@@ -96,7 +99,8 @@ def learning(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     """Steps of a training from folder/store; nothing of it is kept."""
     words = ["--target", options.target, "--drafter", kind, *VOCABULARY]
     words += ["--store", str(folder / "store"), "--out", str(folder / kind)]
-    given = parse("distill", [*words, *lessons(kind, options.rate, options)])
+    training = argparse.Namespace(**vars(options) | {"steps": TRAINING})
+    given = parse("distill", [*words, *lessons(kind, options.rate, training)])
     given.validate()
     seconds = time_step(given, options.steps)
     return {
