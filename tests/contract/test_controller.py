@@ -232,7 +232,7 @@ def test_a_controller_and_static_shapes() -> None:
 
 
 def test_what_rows_met_is_learnt_when_all_of_them_have_ended() -> None:
-    """Rows of a batch do not look at each other; the next batch knows of all of them."""
+    """What rows of a batch met is known to the next batch."""
     target = dense(0)
     drafter = PromptLookup()
     drafter.bind(target)

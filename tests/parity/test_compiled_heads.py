@@ -210,3 +210,15 @@ def test_heads_without_room_are_run_by_pytorch_which_is_said_once(
         assert drafter._engine() is None
     said = [one.getMessage() for one in caplog.records]
     assert said == ["the drafter is not compiled, PyTorch runs it: there is no room"]
+
+
+def test_heads_in_half_precision_read_what_the_engine_wrote_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = target_of(weights="bf16")
+    assert target.engine is not None and target.dtype == torch.bfloat16
+    monkeypatch.setattr(in_engine, "too_large", lambda network, form: "there is no room")
+    drafter = made(target)
+    plain, _ = drafted_texts(target, NoDrafter(), 0.0, SHAPES["chain"])
+    found, _ = drafted_texts(target, drafter, 0.0, SHAPES["chain"])
+    assert drafter._engine() is None and found == plain

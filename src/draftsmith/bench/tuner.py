@@ -48,7 +48,7 @@ from draftsmith.drafters.config import DraftingConfig
 from draftsmith.drafters.registry import option_keys
 from draftsmith.errors import InputError
 from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
-from draftsmith.provenance import warn_if_busy
+from draftsmith.provenance import load_of_others, warn_if_busy
 from draftsmith.targets.hf import HFTarget
 
 _log = logging.getLogger(__name__)
@@ -526,9 +526,11 @@ class Tuner:
             for tree in candidate.trees
             if not tree.is_graded
         ]
+        others = load_of_others() is not None
         meter, costs = measure_all(self.target, arms, self._sampler, workload, ROUNDS, whole)
         for arm in arms:
-            cost_file(self.target, arm, self._sampler, workload).store(costs[arm.name])
+            file = cost_file(self.target, arm, self._sampler, workload)
+            file.store(costs[arm.name], beside_others=others)
         return meter, costs
 
     def _try_all(

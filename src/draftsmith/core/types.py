@@ -119,7 +119,8 @@ class TargetOutput:
     logits_BNV: Tensor
     """[B, 1 + N, V]."""
     signals_BTS: Tensor | None = None
-    """Signals of pending and tree tokens, [B, P + N, S], or None when none were asked for."""
+    """Signals of pending and tree tokens, [B, P + N, S], or None when none were asked for. In
+    float32 from the compiled engine, otherwise as the target computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +213,8 @@ class StepCount:
 
 @runtime_checkable
 class LengthPolicy(Protocol):
-    """Chooses how deep to draft for a row from its past. Never changes the law."""
+    """Chooses how deep to draft for a row from its past, or for a batch from that of its rows. Never
+    changes the law."""
 
     def length(self, stats: RowStats) -> int: ...
 

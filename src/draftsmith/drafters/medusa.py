@@ -204,7 +204,8 @@ class _HeadReader:
         heads, k = self._heads, self._depth
         if self._engine is not None:
             return self._own_BKD[:, k]
-        return heads.own_logits(k, heads.states(k, self._feature_BH))
+        feature_BH = self._feature_BH.to(next(heads.parameters()).dtype)  # the engine's: float32
+        return heads.own_logits(k, heads.states(k, feature_BH))
 
     def level(self, tokens_BF: Tensor, see_BFC: Tensor, above_BF: Tensor) -> Tensor:
         self._depth += 1

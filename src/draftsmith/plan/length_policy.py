@@ -158,12 +158,14 @@ class _Promise:
     goes_on_kept: float
     """1 - e'."""
     reached: float
+    """(1 - e)^(n-1): how often a draft has an n-th token; n is 0 before the first `deepen`."""
     survival: float
+    """s_n: how often it is accepted."""
     tokens: float = 0.0
     """s_1 + ... + s_n: those that are accepted."""
 
     def deepen(self, rate: float) -> None:
-        """By a token that is accepted at this rate, given those before it."""
+        """Add a token that is accepted at this rate, given those before it."""
         self.survival *= self.goes_on_kept * rate
         self.tokens += self.survival
         self.reached *= self.goes_on
@@ -174,9 +176,9 @@ class CostAware(LengthPolicy):
     """Draft as deep as gives most tokens per second by measured costs and past acceptance; not at
     all where that is best.
 
-        pace      (1 + h (s_1 + ... + s_n)) / ((1 - h) t(in vain) + h t(l_n)); of several rows that
-                  are decoded together the first part is a sum, h is that any has a draft, and l_n
-                  the length of the longest
+        pace      (1 + h (s_1 + ... + s_n)) / ((1 - h) t(in vain) + h t(l_n)); of rows that are
+                  decoded together the numerator is summed up, and in the denominator h is how
+                  often any has a draft, l_n the length of the longest
         found     h = (found_now + 8 H) / (asked_now + 8)              steps with a draft at all
                   H = (found + 8) / (asked + 8), from the rows before
         survival  s_1 = r_1, s_d = s_(d-1) (1 - e') r_d
@@ -229,14 +231,14 @@ class CostAware(LengthPolicy):
         steps = stats[0].steps
         if last and steps > _YOUNG and steps % held:
             return last
-        now = self.doubting(min([row.idle for row in stats]))
+        now = self.doubting(sum([row.idle for row in stats]) / len(stats))
         chosen = now.best_depth(stats, [now.rates(row) for row in stats])
         if not chosen and sum([row.offered for row in stats]) < _TRIAL and now.past.found < 1.0:
             chosen = now.best_depth(stats, [[_BEST] * self.max_length] * len(stats))
         known = max([sum([tried > _KNOWN for tried in row.tried_D]) for row in stats])
         return min(chosen, _GROWTH * known + _ROOM)
 
-    def doubting(self, idle: int) -> CostAware:
+    def doubting(self, idle: float) -> CostAware:
         """Discount the past by so many idle steps."""
         return replace(self, past=self.past.times(_DOUBT**idle)) if idle else self
 
@@ -362,7 +364,7 @@ class Learning(LengthPolicy):
 
     It goes by what has been emitted, so the law stays, as long as no request id comes again with
     the same seed: then it would know of draws that are to come. A drawn text depends on the texts
-    before it, and on how many were decoded side by side. Not for several threads at once.
+    before it, and on those decoded side by side with it. Not for several threads at once.
     """
 
     def __init__(self, policy: CostAware) -> None:

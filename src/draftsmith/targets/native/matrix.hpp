@@ -38,7 +38,7 @@ constexpr int OFFSET = DS_VNNI ? 128 : 0;
 constexpr int WHOLE_TILE = DS_VNNI ? 8 : 4, FLOAT_TILE = DS_VNNI ? 12 : 6;
 // The same where two panels are read together, of float weights: each activation is then read once
 // for both, and twice as many sums hide what an addition waits.
-constexpr int PAIR_TILE = DS_VNNI ? 9 : 3;
+constexpr int PAIR_TILE = DS_VNNI ? 9 : 2;
 
 struct Matrix {
   int32_t format, rows, cols, group;  // group: columns that share a scale (int formats)
