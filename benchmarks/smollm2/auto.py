@@ -44,6 +44,8 @@ DRAFTERS = (
     f"suffix+unrolled:{SHIPPED}/unrolled",
 )
 LENGTHS = (1, 2, 3, 5)
+FORMATS = {"auto": "Q4_1", "bf16": "bfloat16"}
+"""What the table calls them: `auto` is what the file has."""
 SAME = ("weights", "drafter", "suite", "temperature", "rows")
 """What a row of the record is of."""
 
@@ -113,15 +115,16 @@ def compared(
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| drafter | suite | T | at once | auto | best fixed | auto over the best |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| weights | drafter | suite | T | at once | auto | best fixed | auto over the best |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in found:
         spread = row["auto_over_best_ci95"]
         low_high = f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else ""
+        weights = FORMATS.get(row["weights"], row["weights"])
         lines.append(
-            f"| {row['drafter']} | {row['suite']} | {row['temperature']:g} | {row['rows']} | "
-            f"{row['auto']:.2f} | {row['best_speed']:.2f} ({row['best']}) | "
+            f"| {weights} | {row['drafter']} | {row['suite']} | {row['temperature']:g} | "
+            f"{row['rows']} | {row['auto']:.2f} | {row['best_speed']:.2f} ({row['best']}) | "
             f"{row['auto_over_best']:.2f}{low_high} |"
         )
     return "\n".join(lines)

@@ -17,6 +17,7 @@ from draftsmith.data.languages import find
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.plan import tables
 from griffin_table import table as griffin_table
+from smollm2 import auto as smollm2_auto
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"
@@ -1359,6 +1360,14 @@ def test_the_card_says_how_fast_the_layer_is_outside_of_loops_on_a_processor_wit
             for rows in (drafters[name] for name in ("suffix", "unrolled", "suffix+unrolled"))
         ]
         assert f"| {weights} | {temperature:g} | {' | '.join(cells)} |" in text
+    longer = {
+        1: ("unrolled draw_length=3", "this layer has {} with"),
+        0: ("suffix+unrolled unrolled.length=8 unrolled.confidence=0.3", "behind `suffix` ({})."),
+    }
+    for temperature, (name, sentence) in longer.items():
+        rows = found["bfloat16", temperature][name]
+        both = [mean(row[key] for row in rows) for key in ("speedup", "speedup_outside_loops")]
+        assert sentence.format(" / ".join(f"{one:.2f}" for one in both)) in text
 
 
 def test_the_page_says_how_fast_drafters_learn_on_the_real_model() -> None:
@@ -1368,6 +1377,17 @@ def test_the_page_says_how_fast_drafters_learn_on_the_real_model() -> None:
     learn = [speed[kind] for kind in ("fspad", "hass", "griffin", "unrolled")]
     assert f"they learn {', '.join(learn[:3])} and {learn[3]} (" in page
     assert f"writes {found['collecting']['tokens_per_second']:,.0f} tokens a second" in page
+
+
+def test_the_page_has_what_auto_loses_to_the_best_fixed_length() -> None:
+    rows = result("smollm2-auto")["rows"]
+    page = (ROOT / "docs/tune.md").read_text(encoding="utf-8")
+    found = page.partition("<!-- auto:begin -->\n")[2].partition("<!-- auto:end -->")[0]
+    assert found.splitlines() == smollm2_auto.table(rows).splitlines()
+    alone = [row["auto_over_best"] for row in rows if row["rows"] == 1 and row["drafter"] == "unrolled"]
+    assert min(alone) >= 0.945 and len(alone) == 6
+    groups = {(row["weights"], row["rows"]): row["rows"] * row["groups"] for row in rows}
+    assert groups == {("auto", 1): 12, ("auto", 4): 24, ("bf16", 4): 12}
 
 
 def test_the_missed_bar_of_the_length_policy_is_its_record() -> None:
