@@ -3,9 +3,9 @@
     python benchmarks/smollm2/auto.py       # nothing else may run; some 20 minutes
 
 SmolLM2-135M-Instruct answers the first prompts of every suite, one and several at once, in turns:
-plainly, with drafts of 1, 2, 3 and 5 tokens, and with `auto`. Its costs are measured here, or were before
-(`~/.cache/draftsmith/costs`), and each set begins with an `auto` that has seen no text. A way's
-speed is tokens per second behind the prompts over those of plain decoding, all texts together;
+plainly, with drafts of 1, 2, 3 and 5 tokens, and with `auto`. Its costs are measured here, or were
+before (`~/.cache/draftsmith/costs`), and each set begins with an `auto` that has seen no text. A
+way's speed is tokens per second behind the prompts over those of plain decoding, of all texts;
 texts that were drawn differ from way to way. The best fixed length is the one that was best on
 these very texts, which favours it. Writes results/smollm2-auto.json.
 """

@@ -4,6 +4,7 @@ may stop drafting and begin again in the middle of a text."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -43,6 +44,18 @@ SWITCHING = CostAware(
 """Two tokens at first; none behind a rejection; two again behind an acceptance."""
 
 
+class EachByItself(LengthPolicy):
+    """No depth for a batch: enumeration decodes the branches of one text side by side, and these
+    are no neighbours, but what else might have happened."""
+
+    def __init__(self, policy: CostAware) -> None:
+        self.length, self.rest, self._longest = policy.length, policy.rest, policy.max_length
+
+    @property
+    def max_length(self) -> int:
+        return self._longest
+
+
 def test_the_policy_of_these_tests_switches_drafting_off_and_on() -> None:
     target = dense(0)
     drafter = Independent(Independent.Config(), model=dense(1))
@@ -65,8 +78,38 @@ def test_the_policy_of_these_tests_switches_drafting_off_and_on() -> None:
 @by_case_in_brief(CASES)
 def test_emitted_law_with_a_controller(case: Case, rule: str) -> None:
     target, draft_model = models(case)
-    options = DecodeOptions(sampler=SETTINGS["cool"], max_new_tokens=3, rule=rule, policy=SWITCHING)
+    policy = EachByItself(SWITCHING)
+    options = DecodeOptions(sampler=SETTINGS["cool"], max_new_tokens=3, rule=rule, policy=policy)
     check(case, target, draft_model, options)
+
+
+def test_the_law_of_rows_that_decide_together() -> None:
+    """How deep the first row drafts at its second step is also the other's doing."""
+    target, drafter = sparse(2, 0), Independent(Independent.Config(), model=sparse(2, 1))
+    drafter.bind(target)
+    sampler, prompts, seeds = Sampler(temperature=1.0), [[3], [1, 2, 5]], 800
+    seen: list[Counter[tuple[int, ...]]] = [Counter() for _ in prompts]
+    depths: Counter[int] = Counter()
+    for seed in range(seeds):
+        options = DecodeOptions(
+            sampler=sampler,
+            max_new_tokens=4,
+            shape=TreeShape.chain(2),
+            rule="rejection",
+            policy=SWITCHING,
+            seed=seed,
+        )
+        steps = list(decode(target, drafter, prompts, options))
+        for b, texts in enumerate(seen):
+            texts[tuple(token for step in steps for token in step.emitted[b])] += 1
+        if not steps[0].accepted[0]:  # alone it would draft equally deep after each
+            depths[steps[1].offered_depth[0]] += 1
+    assert len(depths) > 1 and min(depths.values()) > 40, depths
+    for prompt, texts in zip(prompts, seen, strict=True):
+        law = joint_law(target, sampler, prompt, 4)
+        assert set(texts) <= set(law)
+        expected = [seeds * law[text] for text in law]
+        assert chisquare([texts[text] for text in law], expected).pvalue > 1e-4
 
 
 CHAINS = [case for case in CASES if case.label in ("prompt_lookup", "independent-chain")]
@@ -105,7 +148,10 @@ def test_emitted_law_whatever_steps_cost_and_other_rows_met(
         ),
     )
     options = DecodeOptions(
-        sampler=Sampler(temperature=1.0), max_new_tokens=4, rule="rejection", policy=policy
+        sampler=Sampler(temperature=1.0),
+        max_new_tokens=4,
+        rule="rejection",
+        policy=EachByItself(policy),
     )
     with pytest.MonkeyPatch.context() as patch:
         for name, steps in {"_REST": 1, "_LONGER": 0.0, "_VAIN": 2, "_YOUNG": 0}.items():
@@ -226,7 +272,10 @@ def test_a_controller_and_static_shapes() -> None:
     case = CHAINS[1]
     target, draft_model = models(case)
     options = DecodeOptions(
-        sampler=SETTINGS["min_p"], max_new_tokens=3, rule="rejection", policy=SWITCHING
+        sampler=SETTINGS["min_p"],
+        max_new_tokens=3,
+        rule="rejection",
+        policy=EachByItself(SWITCHING),
     )
     check(case, target, draft_model, dataclasses.replace(options, static_shapes=True))
 

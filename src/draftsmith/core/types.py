@@ -213,8 +213,8 @@ class StepCount:
 
 @runtime_checkable
 class LengthPolicy(Protocol):
-    """Chooses how deep to draft for a row from its past, or for a batch from that of its rows. Never
-    changes the law."""
+    """Chooses how deep to draft for a row from its past, or for a batch from that of its rows.
+    Never changes the law."""
 
     def length(self, stats: RowStats) -> int: ...
 
