@@ -35,7 +35,15 @@ def commands_of_train(
         found.update(commands)
 
     monkeypatch.setattr(train.Work, "at_once", at_once)
-    given = options(out=folder, device="cpu", processes=1, own=0, limit=None, stores=None)
+    given = options(
+        out=folder,
+        device="cpu",
+        processes=1,
+        own=0,
+        limit=None,
+        stores=None,
+        steps=training_speed.TRAINING,
+    )
     work = train.Work(argparse.Namespace(**vars(given), kinds=",".join(kinds), rates="2e-3"))
     work.collect()
     work.train()

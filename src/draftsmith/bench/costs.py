@@ -618,7 +618,8 @@ class CostFile:
         """Write the costs; False: that failed. `beside_others`: other programs ran meanwhile."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         content = {"key": self.key, "measured": today, "costs": as_dict(costs)}
-        content["beside_others"] = beside_others
+        if beside_others:
+            content["beside_others"] = True
         try:
             write_json_atomic(self.path, content)
         except (DraftsmithError, OSError) as error:
