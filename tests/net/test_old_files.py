@@ -390,6 +390,6 @@ def test_costs_are_kept_in_a_file_of_the_same_form(old: Path, cache: Path) -> No
     assert emitted(run(words, folder=old).json) == emitted(printed(old, "none", "0"))
     (made,) = (cache / "draftsmith/costs").glob("*.json")
     (there,) = (old / "costs").glob("*.json")
-    assert read(made).keys() == read(there).keys()
+    assert read(made).keys() - {"beside_others"} == read(there).keys()  # added since, if any ran
     assert read(made)["key"].keys() == read(there)["key"].keys() | {"timed"}  # added since
     assert read(made)["costs"].keys() == read(there)["costs"].keys() | {"other_D"}  # added since
