@@ -125,6 +125,26 @@ def test_what_is_timed_comes_behind_others_of_its_kind(monkeypatch: pytest.Monke
     assert len(taken[6:]) == bench_costs.SETTLING
 
 
+def test_the_narrowest_forward_is_timed_long_behind_wide_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A processor that is slow for 30 narrow forwards behind a wide one, and fast from then on."""
+    narrow = 0
+
+    def seconds(probe: ForwardProbe, width: int) -> float:
+        nonlocal narrow
+        narrow = narrow + 1 if width == 1 else 0
+        return 1.0 if width > 1 or narrow > 30 else 1.5
+
+    monkeypatch.setattr(bench_costs.time, "perf_counter", lambda: 0.0)  # all are short
+    monkeypatch.setattr(ForwardProbe, "seconds", seconds)
+    target, plain = TabularTarget(8), Arm(name="none", drafter=NoDrafter())
+    options = DecodeOptions(max_new_tokens=16)
+    meter = CostMeter(target, [plain], [Sampler()], CASES, options, [1, 16])
+    meter.measure(3)
+    assert [cost.seconds for cost in meter.table().target] == [1.0, 1.0]
+
+
 def test_a_step_is_told_of_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reading of the clock is a second later than the one before: the parts of a step and what
     lies between them are as many seconds as there are readings."""
@@ -207,7 +227,8 @@ def test_a_table_of_the_latest_rounds_forgets_the_earlier_ones(
         DecodeOptions(max_new_tokens=16),
         [1, 4],
     )
-    monkeypatch.setattr(bench_costs, "SETTLING", 1)  # the first of a width is not counted
+    for most in ("SETTLING", "RECOVERING"):
+        monkeypatch.setattr(bench_costs, most, 1)  # the first of a width is not counted
     pace = iter([9.0, 1.0] * 2 * 3 + [9.0, 7.0] * 2 * 3)
     monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: width * next(pace))
     meter.measure(3)

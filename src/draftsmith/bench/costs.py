@@ -70,6 +70,10 @@ SETTLED_AFTER = 0.012
 """Seconds of work of one kind behind which it is timed; what lasts longer is done once before."""
 SETTLING = 6
 """No more of a kind come first, however short they are."""
+RECOVERED_AFTER = 0.1
+"""Seconds of the narrowest forwards, behind wide ones, before one of them is timed."""
+RECOVERING = 40
+"""No more of them come first."""
 ROUNDS = 9
 """Rounds in which the costs of chains are measured."""
 _PROBED = 64
@@ -163,13 +167,20 @@ def thin_out(widths: Sequence[int], most: int = MAX_WIDTHS) -> tuple[int, ...]:
     return tuple(ordered[i] for i in places)
 
 
-def settle(take: Callable[[], object]) -> None:
+def settle(take: Callable[[], object], *, recover: bool = False) -> None:
     """Take some of a kind before one is timed, as in a run: behind something else, or a pause, a
-    processor needs some milliseconds to be as fast as it gets (its caches, its clock)."""
+    processor needs some milliseconds to be as fast as it gets (its caches, its clock).
+
+    Args:
+        recover: wide work came before, behind which narrow work needs longer. In Q4_1 on a Xeon a
+            forward of four rows lasted 6.5 ms there, after a tenth of a second 4.1: plain decoding
+            seemed that much slower than it is, and drafts to pay where they do not.
+    """
+    seconds, most = (RECOVERED_AFTER, RECOVERING) if recover else (SETTLED_AFTER, SETTLING)
     begin = time.perf_counter()
-    for _ in range(SETTLING):
+    for _ in range(most):
         take()
-        if time.perf_counter() - begin > SETTLED_AFTER:
+        if time.perf_counter() - begin > seconds:
             break
 
 
@@ -368,14 +379,15 @@ class CostMeter:
         return tuple(tuple(cost for cost in column if cost is not None) for column in columns)
 
     def _round(self) -> _Round:
+        """Forwards of every width, the narrowest first, and a step of each arm."""
         return (
-            [self._forward_seconds(width) for width in self._widths],
+            [self._forward_seconds(width, recover=not i) for i, width in enumerate(self._widths)],
             [None if probe is None else probe.step() for probe in self._steps],
         )
 
-    def _forward_seconds(self, width: int) -> float:
+    def _forward_seconds(self, width: int, *, recover: bool) -> float:
         """Time a forward behind others of its own width, see `settle`."""
-        settle(partial(self._forward.seconds, width))
+        settle(partial(self._forward.seconds, width), recover=recover)
         return self._forward.seconds(width)
 
 
@@ -632,7 +644,7 @@ def cost_file(target: Target, arm: Arm, sampler: Sampler, workload: Workload) ->
     """Return the file for the arm's chain or tree, by depth."""
     key = jsonable(
         {
-            "timed": "settled, whole steps",  # those timed otherwise are not taken: see `settle`
+            "timed": "recovered, whole steps",  # those timed otherwise are not taken: see `settle`
             "machine": {k: v for k, v in machine_summary().items() if k != "memory_gib"},
             "versions": versions(),
             "target": _model_facts(target),

@@ -20,6 +20,7 @@
 #endif
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 
 // ------------------------------------------------------------------------- threads that meet
@@ -88,9 +89,13 @@ class Team {
   void work(int member) {
     int seen = 0;
     while (true) {
-      // A step of decoding follows within a millisecond: waking up would take a tenth of it.
-      for (int spins = 0; task_.load(std::memory_order_acquire) == seen && spins < 40000; ++spins)
+      // The next call of a text follows within a millisecond or so, and waking up would take a tenth
+      // of it. A pause lasts 15 ns on one processor and 60 on another, so a clock says how long.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
+      for (int spins = 1; task_.load(std::memory_order_acquire) == seen; ++spins) {
         breathe();
+        if (spins % 256 == 0 && std::chrono::steady_clock::now() > until) break;
+      }
       if (task_.load(std::memory_order_acquire) == seen) {
         std::unique_lock<std::mutex> guard(lock_);
         wake_.wait(guard, [&] { return task_.load(std::memory_order_acquire) != seen; });
