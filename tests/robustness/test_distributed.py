@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from draftsmith.distill import checkpoint as checkpoints
+from draftsmith.distill import distributed
 from draftsmith.distill.callbacks import Callback, StepReport
+from draftsmith.distill.config import RunConfig
 from draftsmith.distill.objectives.distillation import CrossEntropy, LossTerms
 from draftsmith.errors import BackendError
 
@@ -138,6 +140,20 @@ def test_half_precision_is_the_same_arithmetic_in_both_layouts(
         assert left["loss"] == right["loss"] != wide["loss"]
         check_close(left["gradients"], right["gradients"], rtol=1e-4, atol=1e-6)
         assert {value.dtype for value in right["weights"].values()} == {torch.float32}
+
+
+def chosen_precision(folder: Path, argument: dict[str, Any]) -> str:
+    """Of a member whose own processor is faster in the arithmetic that the argument names."""
+    distributed.faster_precision = lambda: argument["faster"][rank()]  # type: ignore[assignment]
+    return distributed.precision(RunConfig(out=folder / str(rank())))
+
+
+@pytest.mark.parametrize("faster", [["bfloat16", "float32"], ["float32", "bfloat16"]])
+def test_processes_compute_in_one_arithmetic(
+    forks: Forks, tmp_path: Path, faster: list[str]
+) -> None:
+    both = forks.group(chosen_precision, tmp_path, size=2, argument={"faster": faster})
+    assert both == [faster[0]] * 2
 
 
 def test_one_process_shards_nothing(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_target_in_memory_computes_in_what_is_fast(
         return made, digest
 
     monkeypatch.setattr(distilling, "load_teacher", recording)
-    monkeypatch.setattr(distilling, "precision", lambda dtype: fast)
+    monkeypatch.setattr(distilling, "faster_precision", lambda: fast)
     words = distill_words(folder, tmp_path / "out", "--store", str(tmp_path / "store"))
     command("distill", *words, "--duration", "1steps", "--laws", "teacher")
     assert taught == [computes]

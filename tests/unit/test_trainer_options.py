@@ -24,8 +24,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftsmith.core.types import FullLogprobs, TopLogprobs, TrajectoryBatch
 from draftsmith.distill import distributed
-from draftsmith.distill.config import ScheduleConfig
-from draftsmith.distill.distributed import make_accelerator, precision, to_device
+from draftsmith.distill.config import RunConfig, ScheduleConfig
+from draftsmith.distill.distributed import (
+    faster_precision,
+    make_accelerator,
+    precision,
+    precision_of,
+    to_device,
+)
 from draftsmith.distill.trainer import Trainer, recompute_layers
 from draftsmith.errors import BackendError, InputError
 
@@ -116,8 +122,24 @@ def test_auto_is_the_arithmetic_that_this_processor_multiplies_faster(
     assert 1e-3 < distributed.bfloat16_gain() < 1e3
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(distributed, "bfloat16_gain", lambda: gain)
-    assert precision("auto") == chosen
-    assert [precision(asked) for asked in ("bfloat16", "float32")] == ["bfloat16", "float32"]
+    assert faster_precision() == chosen
+
+
+@pytest.mark.parametrize("begun", ["bfloat16", "float32"])
+def test_a_run_goes_on_in_the_arithmetic_that_it_was_begun_in(
+    begun: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under --dtype auto: the same machine may measure another one on another day."""
+    other = "float32" if begun == "bfloat16" else "bfloat16"
+    monkeypatch.setattr(distributed, "faster_precision", lambda: other)
+    options = RunConfig(out=tmp_path)
+    assert precision(options) == other
+    trainer = build(tmp_path / "work", {"drafter": "bigram"})
+    trainer.identity = {"precision": begun}
+    trainer.save()
+    assert precision(options) == begun
+    assert precision(replace(options, dtype=other)) == other  # what is asked for is refused later
+    assert precision_of(make_accelerator(begun)) == begun
 
 
 def test_processes_that_accelerate_does_not_join_are_refused(

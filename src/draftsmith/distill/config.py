@@ -332,7 +332,7 @@ class RunConfig(Configuration):
     """Folder for the model; an interrupted run with the same --out continues."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Arithmetic of the forward pass; auto is bfloat16 where this machine multiplies it faster than
-    float32. Weights are float32."""
+    float32, in a resumed run what it was begun in. Weights are float32."""
     save_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Number format of the saved model."""
     seed: int = 0

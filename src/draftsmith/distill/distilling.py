@@ -23,7 +23,7 @@ from draftsmith.distill.batches import close
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.datasets import online_data, stored_data
-from draftsmith.distill.distributed import precision, start_accelerator
+from draftsmith.distill.distributed import faster_precision, precision_of, start_accelerator
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.distill.students import DrawingCopy, Student, open_student, weights_digest
 from draftsmith.distill.trainer import Trainer, trainer_config
@@ -257,7 +257,7 @@ def load_teacher(name: str) -> tuple[HFTarget, str]:
     teacher = load_target(name, compile=False)
     digest = weights_digest(teacher.model.state_dict())
     half = teacher.dtype in (torch.bfloat16, torch.float16)
-    if half and teacher.device.type == "cpu" and precision("auto") == "float32":
+    if half and teacher.device.type == "cpu" and faster_precision() == "float32":
         teacher = load_target(name, dtype="float32", compile=False)
     return teacher, digest
 
@@ -300,14 +300,14 @@ def make_trainer(
             "long_texts": options.fitting.long_texts,
             "one_per_block": options.fitting.one_per_block,
         },
-        "precision": precision(options.dtype),
+        "precision": precision_of(accelerator),
         "seed": options.seed,
     }
     return Trainer(
         drafter=student.learner,
         objective=student.objective(Distillation(**vars(options.objective))),
         source=data.source,
-        config=trainer_config(options, data.steps_per_epoch),
+        config=trainer_config(options, data.steps_per_epoch, precision_of(accelerator)),
         folder=options.out / "work",
         identity=identity,
         evaluation=evaluation,

@@ -42,6 +42,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from draftsmith.core.types import TrajectoryBatch
+from draftsmith.distill import checkpoint as checkpoints
 from draftsmith.distill.config import RunConfig, ScheduleConfig
 from draftsmith.distill.objectives.distillation import Objective
 from draftsmith.drafters.base import Drafter
@@ -229,17 +230,18 @@ def _renamed(state: dict[str, Any], other: dict[Any, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------- processes
 
 
-def precision(dtype: Literal["auto", "bfloat16", "float32"]) -> Literal["bfloat16", "float32"]:
-    """The arithmetic that --dtype means on this machine."""
-    if dtype != "auto":
-        return dtype
+Precision = Literal["bfloat16", "float32"]
+
+
+def faster_precision() -> Precision:
+    """The arithmetic in which this machine learns faster."""
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     return "bfloat16" if bfloat16_gain() > LEAST_GAIN else "float32"
 
 
 LEAST_GAIN = 1.2
-"""`bfloat16_gain` above which --dtype auto is bfloat16. Two measurements differ by less."""
+"""`bfloat16_gain` above which bfloat16 is worth it. Two measurements differ by less."""
 
 
 @functools.cache
@@ -269,20 +271,66 @@ def start_accelerator(options: RunConfig) -> Accelerator:
             raise InputError(f"--report-to: there is no tracker {name!r}{nearest(name, known)}")
         if name not in ("all", *map(str, get_available_trackers())):
             raise InputError(f"--report-to {name}: its package is not installed")
-    return make_accelerator(precision(options.dtype), names, options.out if names else None)
+    return make_accelerator(precision(options), names, options.out if names else None)
+
+
+def precision(options: RunConfig) -> Precision:
+    """The arithmetic of this run; all of its processes call this.
+
+    With --dtype auto a run goes on as it was begun, and a new one computes as is faster on the
+    machine of its first process: what is measured differs from day to day, and between processes.
+    """
+    if options.dtype != "auto":
+        return options.dtype
+    processes = _join()
+    found: list[Any] = [None]
+    if processes == 1 or PartialState().is_main_process:
+        found = [_begun_in(options.out / "work" / "checkpoints") or faster_precision()]
+    if processes > 1:
+        broadcast_object_list(found)
+    chosen: Precision = found[0]
+    return chosen
+
+
+def _begun_in(folder: Path) -> Precision | None:
+    """The arithmetic of the run whose checkpoints these are; None: there is none."""
+    newest = checkpoints.latest(folder)
+    with suppress(BackendError):  # one that cannot be read is refused where it is restored
+        if newest is not None:
+            found: Precision | None = checkpoints.read_state(newest)["identity"].get("precision")
+            return found
+    return None
+
+
+def precision_of(accelerator: Accelerator) -> Precision:
+    """The arithmetic that it was made for."""
+    return "bfloat16" if accelerator.mixed_precision == "bf16" else "float32"
 
 
 def make_accelerator(
     precision: str, log_with: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
-    """Make an Accelerator for this precision, also when the process had one with another before.
-
-    accelerate joins processes without a device only where `ACCELERATE_USE_CPU` says so: those of
-    torchrun would each train everything, into the same folder. They are joined here.
-    """
+    """Make an Accelerator for this precision, also when the process had one with another before."""
     mixed = "bf16" if precision == "bfloat16" else "no"
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != mixed:
         AcceleratorState._reset_state()
+    processes = _join()
+    names = list(log_with) or None
+    accelerator = Accelerator(mixed_precision=mixed, log_with=names, project_dir=folder)
+    if accelerator.num_processes < processes:
+        raise BackendError(
+            f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "
+            f"of them on {accelerator.device}: each would train everything; start one"
+        )
+    return accelerator
+
+
+def _join() -> int:
+    """Join the processes that were started; how many they are.
+
+    accelerate joins processes without a device only where `ACCELERATE_USE_CPU` says so: those of
+    torchrun would each train everything, into the same folder.
+    """
     processes = started()
     if processes > 1 and not torch.accelerator.is_available():
         missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
@@ -292,14 +340,7 @@ def make_accelerator(
                 "the processes with torchrun, or unset WORLD_SIZE to train with one"
             )
         PartialState(cpu=True)
-    names = list(log_with) or None
-    accelerator = Accelerator(mixed_precision=mixed, log_with=names, project_dir=folder)
-    if accelerator.num_processes < processes:
-        raise BackendError(
-            f"{processes} processes were started, and accelerate joins {accelerator.num_processes} "
-            f"of them on {accelerator.device}: each would train everything; start one"
-        )
-    return accelerator
+    return processes
 
 
 def device_memory(device: torch.device) -> int | None:

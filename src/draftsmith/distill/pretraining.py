@@ -40,7 +40,7 @@ from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.distributed import (
     check_parts,
     device_memory,
-    precision,
+    precision_of,
     start_accelerator,
 )
 from draftsmith.distill.evaluation import Evaluation
@@ -91,7 +91,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     steps_per_epoch = max(1.0, data.facts["train_tokens"] // training.batch_tokens)
     if data.paired:
         steps_per_epoch = example_blocks(options, data, training.block_length, 0).steps_per_epoch
-    schedule = trainer_config(options, steps_per_epoch)
+    schedule = trainer_config(options, steps_per_epoch, precision_of(accelerator))
     source = make_source(options, data, schedule.steps)  # in front of the model: it refuses
     held = make_held_out(data, longest)
     config = student_config(
@@ -130,7 +130,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
             "schedule": [training.schedule, training.decay_share, training.long_share],
             "optimizer": [*training.betas, training.weight_decay],
             "clip": [training.clip_norm, training.clip_value],
-            "precision": precision(options.dtype),
+            "precision": precision_of(accelerator),
             "seed": options.seed,
         },
         evaluation=measured if data.held else None,

@@ -31,11 +31,11 @@ from draftsmith.distill.checkpoint import Checkpoint
 from draftsmith.distill.config import RunConfig, TrainerConfig
 from draftsmith.distill.distributed import (
     Layout,
+    Precision,
     check_weights,
     fill,
     make_accelerator,
     on_main,
-    precision,
     to_device,
 )
 from draftsmith.distill.evaluation import (
@@ -455,7 +455,9 @@ class Trainer:
             done.recent = []
 
 
-def trainer_config(options: RunConfig, steps_per_epoch: float) -> TrainerConfig:
+def trainer_config(
+    options: RunConfig, steps_per_epoch: float, precision: Precision
+) -> TrainerConfig:
     """The schedule of these options, with its number of steps."""
     steps = Duration.parse(options.training.duration).steps(
         tokens_per_step=options.training.batch_tokens, steps_per_epoch=steps_per_epoch
@@ -463,7 +465,7 @@ def trainer_config(options: RunConfig, steps_per_epoch: float) -> TrainerConfig:
     return TrainerConfig(
         **vars(options.training),
         steps=steps,
-        precision=precision(options.dtype),
+        precision=precision,
         **{name: getattr(options, name) for name in ("seed", "save_every", "eval_every")},
     )
 
