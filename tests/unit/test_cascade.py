@@ -460,8 +460,9 @@ def one_model_twice() -> list[Drafter]:
         (one_model_twice, "Independent"),
         (lambda: [Suffix(), load_drafter("prompt_lookup+suffix")], "suffix"),
         (lambda: [Medusa(Medusa.Config(source="a")) for _ in range(2)], "Medusa"),
+        (lambda: [Medusa(Medusa.Config(source=one)) for one in ("a", "./b/../a")], "Medusa"),
     ],
-    ids=["one kind", "other options", "one object", "within another", "one folder"],
+    ids=["one kind", "other options", "one object", "within another", "one folder", "as written"],
 )
 def test_one_source_twice_is_refused(build: Callable[[], list[Drafter]], name: str) -> None:
     with pytest.raises(InputError, match=f"names {name} twice: name each source once"):

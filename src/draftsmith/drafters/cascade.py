@@ -20,6 +20,7 @@ k-th after it k + 1. A token that several drafted is of the first of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -230,9 +231,12 @@ class Cascade(Drafter):
 
 
 def _identity(part: Drafter) -> Hashable:
-    """What tells a drafter from others: its class and, where it has a model, which one."""
-    model = getattr(part.config, "source", None)
-    return type(part), part if model == "" else model
+    """What tells a drafter from others: its class and, where it has a model, which one, however its
+    folder is written."""
+    source = getattr(part.config, "source", None)
+    if source is None:
+        return type(part), None
+    return type(part), os.path.realpath(source) if source else part
 
 
 def _by_origin(names: Sequence[str]) -> tuple[str, ...]:
