@@ -22,7 +22,7 @@ from torch import Tensor
 
 from draftsmith.core.block_rule import Block, chain_of
 from draftsmith.core.law import Noise, Purpose
-from draftsmith.core.sampling import Sampler, largest, require_finite, widened
+from draftsmith.core.sampling import Sampler, require_finite, widened
 from draftsmith.core.types import ROOT, DraftTree, Proposal, Verdict
 from draftsmith.core.verify import Match, Rejection, Rule, candidates, make_verdict
 
@@ -110,9 +110,10 @@ def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
     """Go on while a child holds the highest logit's token."""
 
     def next_token(row: int, node: int, depth: int) -> int:
-        top_R, token_R = largest(widened(logits_BNV[row, node + 1][None]))
-        require_finite(top_R)
-        return int(token_R)
+        logits_V = widened(logits_BNV[row, node + 1])
+        token = int(logits_V.numpy().argmax())  # the lowest of equal ones; NaN is the largest
+        require_finite(logits_V[token : token + 1])
+        return token
 
     return _matched(tree, next_token)
 
