@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draftsmith.bench import costs as bench_costs
 from draftsmith.bench.costs import (
     Cost,
     CostTable,
@@ -23,6 +24,7 @@ from draftsmith.bench.costs import (
 )
 from draftsmith.core.generation import Arm
 from draftsmith.core.sampling import Sampler
+from draftsmith.core.transfer import Recorder
 from draftsmith.core.types import TreeShape
 from draftsmith.drafters.base import Drafter
 from draftsmith.drafters.cascade import Cascade
@@ -69,12 +71,23 @@ def test_an_arm_with_a_policy_is_timed_with_short_and_long_chains() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", ["independent", "prompt_lookup", "lookahead"])
-def test_every_length_has_a_cost(name: str, rows: int) -> None:
+def test_every_length_has_a_cost(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each forward of a model takes a second, and nothing else any time."""
+    seconds = 0.0
+    forward = TabularTarget.forward
+
+    def timed(self: TabularTarget, *given: Any) -> Any:
+        nonlocal seconds
+        seconds += 1.0
+        return forward(self, *given)
+
+    monkeypatch.setattr(TabularTarget, "forward", timed)
+    monkeypatch.setattr(bench_costs, "now", lambda device: seconds)
+    monkeypatch.setattr(bench_costs, "make_recorder", lambda device: Recorder(lambda: seconds))
     costs = measure(TARGET, arm(name, 4), Sampler(temperature=1.0), workload(rows=rows))
-    assert costs.longest == 4
-    assert all(costs.seconds(n) > 0 for n in range(5))
-    if name == "independent":  # serial forwards of a model, against none
-        assert costs.draft_D[4] > costs.draft_D[1] > costs.draft_D[0]
+    drafts = range(5) if name == "independent" else [0] * 5  # forwards of the draft model
+    assert costs.draft_D == tuple(drafts)
+    assert [costs.seconds(n) for n in range(5)] == [1 + n for n in drafts]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
