@@ -316,8 +316,8 @@ class Runner(Matrices):
         call, held = self._call(tokens_BT, block, keep, feature_BTS)
         layers = np.array(signals.layers, dtype=np.int32)
         kinds = len(layers) + signals.last_hidden
-        # nothing is written for padding, of which there is none where all rows write the same run
-        room = torch.empty if isinstance(block.slots_BT, int) else torch.zeros
+        # nothing is written for padding, which is what sees nothing
+        room = torch.empty if np.asarray(block.see_BTC).any(-1).all() else torch.zeros
         logits_BNV = room((call.rows, call.keep, self._head_rows))
         signals_BTS = room((call.rows, call.width, kinds * self.model.hidden))
         call.num_signals, call.last_hidden = len(layers), int(signals.last_hidden)
