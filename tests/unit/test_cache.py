@@ -195,6 +195,22 @@ def filled(rows: Sequence[Sequence[int]], nodes: int = 0) -> tuple[KVCache, Bloc
     return cache, block
 
 
+def test_rows_that_stay_in_their_order_close_up_where_they_lie() -> None:
+    """In another order they are copied. A graph of a cache at one place is not one of another that
+    has its shape there, and other strides."""
+    cache, _ = filled([[1, 2], [3], [4, 5, 6]])
+    cache.commit(np.array([2, 1, 3]))
+    (before, _, _), *_ = cache.places()
+    cache.take([1, 2])
+    (place, shape, strides), *_ = cache.places()
+    assert place == before and [held(cache, b) for b in (0, 1)] == [[3], [4, 5, 6]]
+    other = KVCache(SPEC, 2, 4).places()[0]
+    assert other[1] == shape and other[2] != strides
+    cache.take([1, 0])
+    assert cache.places()[0][0] != before
+    assert [held(cache, b) for b in (0, 1)] == [[4, 5, 6], [3]]
+
+
 def test_the_modules_drawing() -> None:
     """[a b c d] + [root n0 n1 n2], path 0 2 -> [a b c d root n0 n2]"""
     cache, _ = filled([[1, 2, 3, 4]])

@@ -17,6 +17,7 @@ Shape letters: B rows, T new tokens, C staged columns, S columns of the view, G 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -236,9 +237,10 @@ class KVCache:
         (store,) = self._stores
         return store
 
-    def places(self) -> tuple[tuple[int, torch.Size], ...]:
-        """Where its numbers lie, and in what shapes: other caches may lie there later."""
-        return tuple((store.data_ptr(), store.shape) for store in self._stores)
+    def places(self) -> tuple[tuple[int, torch.Size, tuple[int, ...]], ...]:
+        """Where its numbers lie, in what shapes and with what strides: other caches may lie there
+        later."""
+        return tuple((store.data_ptr(), store.shape, store.stride()) for store in self._stores)
 
     # ------------------------------------------------------------------ writing
 
@@ -367,10 +369,20 @@ class KVCache:
         self.rollback()
 
     def take(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
-        index = to_device(torch.tensor(list(rows), dtype=torch.long), self.spec.device)
-        self._stores = [store.index_select(1, index) for store in self._stores]
-        self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
+        """Keep these rows, in this order. Where it is their own, they close up in the same memory:
+        a copy of it all takes as long as two steps of a small model."""
+        kept = list(rows)
+        if all(earlier < later for earlier, later in itertools.pairwise(kept)):
+            with torch.inference_mode():  # as where a drafter's caches were made
+                for i, row in enumerate(kept):
+                    length = int(self.lengths_B[row])
+                    for store in self._stores if i < row else ():
+                        store[:, i, :, :length] = store[:, row, :, :length]
+            self._stores = [store.narrow(1, 0, len(kept)) for store in self._stores]
+        else:
+            index = to_device(torch.tensor(kept, dtype=torch.long), self.spec.device)
+            self._stores = [store.index_select(1, index) for store in self._stores]
+        self.lengths_B = self.lengths_B[np.asarray(kept, dtype=np.int64)]
         self.rollback()
 
     def repack(
