@@ -31,7 +31,7 @@ from draftsmith.data.suites import training_prompts
 from draftsmith.distill import distilling
 from draftsmith.distill.batches import BatchSource
 from draftsmith.distill.config import ScheduleConfig
-from draftsmith.distill.distributed import start_accelerator, training_folder
+from draftsmith.distill.distributed import precision_of, start_accelerator, training_folder
 from draftsmith.distill.students import open_student
 from draftsmith.distill.tokenizer_training import load_tokenizer
 from draftsmith.distill.trainer import Trainer
@@ -132,9 +132,9 @@ def ways(folder: Path, prompts: Path, size: Size) -> dict[str, DistillOptions]:
 def make_trainer(options: DistillOptions) -> tuple[Trainer, Counting]:
     tokenizer = load_tokenizer(options.target)
     student = open_student(options, tokenizer)
-    data = distilling.training_data(options, tokenizer, student)
-    counting = Counting(data.source)
     accelerator = start_accelerator(options)
+    data = distilling.training_data(options, tokenizer, student, precision_of(accelerator))
+    counting = Counting(data.source)
     data = replace(data, source=counting)
     return distilling.make_trainer(options, student, data, accelerator), counting
 

@@ -244,7 +244,7 @@ def metered(
 ) -> CostMeter:
     """A meter whose drafter costs what `steps` says, round by round; the first is not counted."""
     costs = iter([StepCost(width=1, seconds=99.0), *steps])
-    monkeypatch.setattr(StepProbe, "step", lambda self: next(costs))
+    monkeypatch.setattr(StepProbe, "step", lambda self, *, recover: next(costs))
     if forwards is not None:
         monkeypatch.setattr(ForwardProbe, "seconds", lambda self, width: next(forwards))
     target = TabularTarget(8)

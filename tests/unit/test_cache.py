@@ -196,19 +196,33 @@ def filled(rows: Sequence[Sequence[int]], nodes: int = 0) -> tuple[KVCache, Bloc
 
 
 def test_rows_that_stay_in_their_order_close_up_where_they_lie() -> None:
-    """In another order they are copied. A graph of a cache at one place is not one of another that
-    has its shape there, and other strides."""
+    """In another order they are copied, and where they need less than half of the memory. A graph
+    of a cache at one place is not one of another that has its shape there, and other strides."""
     cache, _ = filled([[1, 2], [3], [4, 5, 6]])
     cache.commit(np.array([2, 1, 3]))
-    (before, _, _), *_ = cache.places()
+    before = cache.places()[0].address
     cache.take([1, 2])
-    (place, shape, strides), *_ = cache.places()
-    assert place == before and [held(cache, b) for b in (0, 1)] == [[3], [4, 5, 6]]
-    other = KVCache(SPEC, 2, 4).places()[0]
-    assert other[1] == shape and other[2] != strides
+    place, other = cache.places()[0], KVCache(SPEC, 2, 4).places()[0]
+    assert place.address == before and [held(cache, b) for b in (0, 1)] == [[3], [4, 5, 6]]
+    assert other.shape == place.shape and other.strides != place.strides
     cache.take([1, 0])
-    assert cache.places()[0][0] != before
+    assert cache.places()[0].address != before
     assert [held(cache, b) for b in (0, 1)] == [[4, 5, 6], [3]]
+
+
+def test_memory_that_few_rows_need_is_given_back() -> None:
+    """Rows leave one by one: as soon as less than half is needed, they are copied."""
+    cache, _ = filled([[n] for n in range(8)])
+    cache.commit(np.ones(8, dtype=np.int64))
+    first = cache.places()[0].address
+    moved = []
+    for left in range(7, 0, -1):
+        cache.take(range(1, left + 1))
+        if cache.places()[0].address != first:
+            first = cache.places()[0].address
+            moved.append(left)
+        assert [held(cache, b) for b in range(left)] == [[8 - left + b] for b in range(left)]
+    assert moved == [3, 1]
 
 
 def test_the_modules_drawing() -> None:

@@ -331,12 +331,36 @@ def test_a_batch_is_hardly_slower_than_with_the_best_fixed_length(
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 12])
 def test_a_dear_drafter_is_tried_with_eight_tokens_of_a_batch(rows: int) -> None:
-    """None of which is accepted; at the first guess of 0.6 it would not be tried."""
+    """Two of each row at least; none is accepted, and at the first guess of 0.6 none would be
+    tried. Nor is it tried anew when rows have left the batch."""
     policy, stats, drafted = CostAware(costs=linear(0.1, 0.6)), [RowStats()] * rows, 0
     while depth := policy.together(stats):
         stats = [more(row, depth, depth, 0) for row in stats]
         drafted += depth * rows
-    assert 8 <= drafted < 8 + rows
+    assert max(8, 2 * rows) <= drafted <= max(10, 2 * rows)
+    stats = [more(row, 0, 0, 0) for row in stats]
+    assert not any(policy.together(stats[:left]) for left in range(1, rows + 1))
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_a_dear_drafter_that_is_good_is_found_to_be_in_a_batch(rows: int) -> None:
+    """Of sixty batches, as they begin: without a trial none would draft."""
+    deep = range(DEPTH + 1)
+    costs = StepCosts(
+        target_D=tuple(1.0 + 0.05 * n for n in deep),
+        draft_D=(0.0, *(0.5 + 0.35 * n for n in deep[1:])),
+        in_vain=1.0,
+    )
+    spent = [
+        of_a_batch(
+            Learning(CostAware(costs=costs)),
+            [runs(lambda place: 0.95, 128, 100 * number + b) for b in range(rows)],
+            128,
+            costs,
+        )
+        for number in range(60)
+    ]
+    assert sum(spent) < 0.8 * 128 * len(spent)
 
 
 def test_what_is_useless_is_soon_known_to_be() -> None:

@@ -27,6 +27,7 @@ from draftsmith.core.speedup import tokens_per_step
 from draftsmith.distill import distilling, trainer
 from draftsmith.distill.batches import Block, TrainingExample
 from draftsmith.distill.config import ScheduleConfig
+from draftsmith.distill.distributed import Precision
 from draftsmith.distill.students import weights_digest
 from draftsmith.distill.trajectories.types import Trajectory
 from draftsmith.targets.hf import HFTarget, load_target
@@ -213,7 +214,7 @@ def test_every_kind_of_data_moves_the_weights(
 
 
 @pytest.mark.parametrize(
-    ("stored", "fast", "computes"),
+    ("stored", "learnt_in", "computes"),
     [
         (torch.bfloat16, "float32", torch.float32),
         (torch.float16, "float32", torch.float32),
@@ -221,12 +222,12 @@ def test_every_kind_of_data_moves_the_weights(
         (torch.float64, "float32", torch.float64),  # nothing is narrowed
     ],
 )
-def test_a_target_in_memory_computes_in_what_is_fast(
+def test_a_target_in_memory_computes_in_float32_where_its_pupil_does(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     stored: torch.dtype,
-    fast: str,
+    learnt_in: str,
     computes: torch.dtype,
 ) -> None:
     folder = work_folder(tmp_path)
@@ -239,15 +240,15 @@ def test_a_target_in_memory_computes_in_what_is_fast(
         (target / "config.json").write_text(json.dumps(config | {"dtype": None}))
     taught, load = list[torch.dtype](), distilling.load_teacher
 
-    def recording(name: str) -> tuple[HFTarget, str]:
-        made, digest = load(name)
+    def recording(name: str, precision: Precision) -> tuple[HFTarget, str]:
+        made, digest = load(name, precision)
         taught.append(made.dtype)
         assert digest == weights_digest(load_target(name).model.state_dict()), "as stored"
         return made, digest
 
     monkeypatch.setattr(distilling, "load_teacher", recording)
-    monkeypatch.setattr(distilling, "faster_precision", lambda: fast)
     words = distill_words(folder, tmp_path / "out", "--store", str(tmp_path / "store"))
+    words[words.index("--dtype") + 1] = learnt_in
     command("distill", *words, "--duration", "1steps", "--laws", "teacher")
     assert taught == [computes]
 

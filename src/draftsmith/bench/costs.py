@@ -255,14 +255,14 @@ class StepProbe:
                 if served and min(left_B) <= depth:
                     break  # drafts would be cut to the room that is left, or rows be done
 
-    def step(self) -> StepCost:
+    def step(self, *, recover: bool = False) -> StepCost:
         """Take one whole step behind a prompt; return its width, the drafter's seconds, and those
         of neither drafter nor target.
 
         It follows steps of the same drafter, see `settle`. Where texts are so short that no step is
         whole, any step has to do.
         """
-        settle(partial(next, self._steps))
+        settle(partial(next, self._steps), recover=recover)
         return self._step()
 
     def _step(self) -> StepCost:
@@ -379,10 +379,14 @@ class CostMeter:
         return tuple(tuple(cost for cost in column if cost is not None) for column in columns)
 
     def _round(self) -> _Round:
-        """Forwards of every width, the narrowest first, and a step of each arm."""
+        """Forwards of every width, the narrowest first, and a step of each arm, whose first drafts
+        least where arms are by depth."""
         return (
             [self._forward_seconds(width, recover=not i) for i, width in enumerate(self._widths)],
-            [None if probe is None else probe.step() for probe in self._steps],
+            [
+                None if probe is None else probe.step(recover=not i)
+                for i, probe in enumerate(self._steps)
+            ],
         )
 
     def _forward_seconds(self, width: int, *, recover: bool) -> float:

@@ -180,6 +180,15 @@ class Block:
         return self._index
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A tensor in memory."""
+
+    address: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+
 class KVCache:
     """Keys and values of B rows, preallocated; per-row lengths.
 
@@ -192,6 +201,7 @@ class KVCache:
     def __init__(self, spec: KVSpec, num_rows: int, capacity: int) -> None:
         self.spec = spec
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
+        self._rows_held = num_rows  # in memory; those that left may still be there
         self.staged = 0
         self._columns_BC = np.zeros((num_rows, 0), dtype=np.int64)
         self._staged_at: tuple[np.ndarray | Tensor, ...] = ()
@@ -237,10 +247,12 @@ class KVCache:
         (store,) = self._stores
         return store
 
-    def places(self) -> tuple[tuple[int, torch.Size, tuple[int, ...]], ...]:
-        """Where its numbers lie, in what shapes and with what strides: other caches may lie there
-        later."""
-        return tuple((store.data_ptr(), store.shape, store.stride()) for store in self._stores)
+    def places(self) -> tuple[Place, ...]:
+        """Where its numbers lie: other caches may lie there later."""
+        return tuple(
+            Place(address=store.data_ptr(), shape=store.shape, strides=store.stride())
+            for store in self._stores
+        )
 
     # ------------------------------------------------------------------ writing
 
@@ -322,7 +334,7 @@ class KVCache:
             layers, rows, heads, have, width = old.shape
             new = self._allocate(layers, rows, heads, wanted, width)
             new[:, :, :, :have] = old
-            self._stores[i] = new
+            self._stores[i], self._rows_held = new, rows
 
     # ------------------------------------------------------------------ the owner
 
@@ -369,10 +381,11 @@ class KVCache:
         self.rollback()
 
     def take(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order. Where it is their own, they close up in the same memory:
-        a copy of it all takes as long as two steps of a small model."""
+        """Keep these rows, in this order. In their own order they close up in the same memory, as
+        long as they need half of it: a copy takes as long as two steps of a small model."""
         kept = list(rows)
-        if all(earlier < later for earlier, later in itertools.pairwise(kept)):
+        in_order = all(earlier < later for earlier, later in itertools.pairwise(kept))
+        if in_order and 2 * len(kept) >= self._rows_held and min(kept, default=0) >= 0:
             with torch.inference_mode():  # as where a drafter's caches were made
                 for i, row in enumerate(kept):
                     length = int(self.lengths_B[row])
@@ -382,6 +395,7 @@ class KVCache:
         else:
             index = to_device(torch.tensor(kept, dtype=torch.long), self.spec.device)
             self._stores = [store.index_select(1, index) for store in self._stores]
+            self._rows_held = len(kept)
         self.lengths_B = self.lengths_B[np.asarray(kept, dtype=np.int64)]
         self.rollback()
 
@@ -400,6 +414,7 @@ class KVCache:
         if not np.array_equal(index, np.arange(self.num_rows)):
             on_device = to_device(index, self.spec.device)
             self._stores = [store.index_select(1, on_device) for store in self._stores]
+            self._rows_held = len(index)
         starts = self.lengths_B[index]
         positions_BC = np.concatenate([np.asarray(part) for part in self._staged_at], axis=1)[index]
         staged = max(len(kept) - count for kept, count in zip(columns, settled, strict=True))

@@ -110,7 +110,7 @@ def walk_highest(tree: DraftTree, logits_BNV: Tensor) -> Verdict:
     """Go on while a child holds the highest logit's token."""
 
     def next_token(row: int, node: int, depth: int) -> int:
-        logits_V = widened(logits_BNV[row, node + 1])
+        logits_V = widened(logits_BNV[row, node + 1]).detach()
         token = int(logits_V.numpy().argmax())  # the lowest of equal ones; NaN is the largest
         require_finite(logits_V[token : token + 1])
         return token

@@ -23,7 +23,7 @@ from draftsmith.distill.batches import close
 from draftsmith.distill.callbacks import usual_callbacks
 from draftsmith.distill.config import DistillConfig
 from draftsmith.distill.datasets import online_data, stored_data
-from draftsmith.distill.distributed import faster_precision, precision_of, start_accelerator
+from draftsmith.distill.distributed import Precision, precision_of, start_accelerator
 from draftsmith.distill.objectives.distillation import Distillation
 from draftsmith.distill.students import DrawingCopy, Student, open_student, weights_digest
 from draftsmith.distill.trainer import Trainer, trainer_config
@@ -150,7 +150,9 @@ def prepare(options: DistillConfig) -> tuple[Student, datasets.TrainingData, Tra
         assert drawing is not None
         trainer.copy_into(drawing.learner)
 
-    data = training_data(options, tokenizer, student, drawing, refresh)
+    accelerator = start_accelerator(options)
+    precision = precision_of(accelerator)
+    data = training_data(options, tokenizer, student, precision, drawing, refresh)
     top_k = data.facts["top_k"]
     if top_k is not None and token.tail == "bucket" and token.teacher_temperature != 1:
         raise InputError(
@@ -159,7 +161,7 @@ def prepare(options: DistillConfig) -> tuple[Student, datasets.TrainingData, Tra
             "floor, or learn full logprobs (--laws teacher without --top-k)"
         )
     student.set_token_counts(data.count_tokens)
-    trainer = make_trainer(options, student, data, start_accelerator(options))
+    trainer = make_trainer(options, student, data, accelerator)
     return student, data, trainer
 
 
@@ -218,12 +220,15 @@ def training_data(
     options: DistillConfig,
     tokenizer: Any,
     student: Student,
+    precision: Precision,
     drawing: DrawingCopy | None = None,
     refresh: Callable[[], None] | None = None,
 ) -> datasets.TrainingData:
     """What is learnt from; the target is loaded only when its laws are wanted now.
 
-    `drawing`: a copy of the student for --on-policy, which `refresh` brings up to date.
+    Args:
+        precision: the run's arithmetic.
+        drawing: a copy of the student for --on-policy, which `refresh` brings up to date.
 
     Raises:
         InputError: it cannot be learnt from, or not by this student.
@@ -232,7 +237,9 @@ def training_data(
     if options.top_k > vocab_size:
         raise InputError(f"--top-k {options.top_k}: the target has {vocab_size} tokens")
     ends = student.target_ends() if options.laws == "states" else None
-    teacher, digest = load_teacher(options.target) if options.loads_target else (None, None)
+    teacher = digest = None
+    if options.loads_target:
+        teacher, digest = load_teacher(options.target, precision)
     signals = student.learner.signals
     if not options.online:
         data = stored_data(
@@ -250,14 +257,14 @@ def training_data(
     return replace(data, teacher=digest)
 
 
-def load_teacher(name: str) -> tuple[HFTarget, str]:
+def load_teacher(name: str, precision: Precision) -> tuple[HFTarget, str]:
     """A target in memory and the digest of its weights as they are stored. It computes in its own
-    number format, but not in half precision on a processor where float32 is faster (six times,
-    with AVX2 alone)."""
+    number format, but on a processor not in half precision where the run computes in float32:
+    there that is faster (six times, with AVX2 alone)."""
     teacher = load_target(name, compile=False)
     digest = weights_digest(teacher.model.state_dict())
     half = teacher.dtype in (torch.bfloat16, torch.float16)
-    if half and teacher.device.type == "cpu" and faster_precision() == "float32":
+    if half and teacher.device.type == "cpu" and precision == "float32":
         teacher = load_target(name, dtype="float32", compile=False)
     return teacher, digest
 

@@ -27,7 +27,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType, broadcast_object_list, convert_to_fp32
-from accelerate.utils.environment import get_int_from_env
+from accelerate.utils.environment import get_int_from_env, parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -332,14 +332,16 @@ def _join() -> int:
     torchrun would each train everything, into the same folder.
     """
     processes = started()
-    if processes > 1 and not torch.accelerator.is_available():
-        missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
-        if "WORLD_SIZE" in os.environ and missing:
-            raise BackendError(
-                f"WORLD_SIZE is {processes}, but there is no {' and no '.join(missing)}: start "
-                "the processes with torchrun, or unset WORLD_SIZE to train with one"
-            )
-        PartialState(cpu=True)
+    if processes == 1:
+        return 1
+    missing = [name for name in ("RANK", "MASTER_ADDR") if name not in os.environ]
+    on_cpu = not torch.accelerator.is_available()
+    if on_cpu and "WORLD_SIZE" in os.environ and missing:
+        raise BackendError(
+            f"WORLD_SIZE is {processes}, but there is no {' and no '.join(missing)}: start "
+            "the processes with torchrun, or unset WORLD_SIZE to train with one"
+        )
+    PartialState(cpu=on_cpu or parse_flag_from_env("ACCELERATE_USE_CPU"))
     return processes
 
 

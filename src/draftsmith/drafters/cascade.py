@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -234,9 +235,12 @@ def _identity(part: Drafter) -> Hashable:
     """What tells a drafter from others: its class and, where it has a model, which one, however its
     folder is written."""
     source = getattr(part.config, "source", None)
-    if source is None:
-        return type(part), None
-    return type(part), os.path.realpath(source) if source else part
+    if source == "":
+        return type(part), part
+    if isinstance(source, str | os.PathLike):
+        with suppress(ValueError):  # a name that no file system has
+            source = os.path.realpath(source)
+    return type(part), source
 
 
 def _by_origin(names: Sequence[str]) -> tuple[str, ...]:

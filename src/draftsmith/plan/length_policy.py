@@ -95,11 +95,10 @@ _COMMON, _TRUST, _HOPE = 30.0, 2.0, 1.5
 _GROWTH, _ROOM, _KNOWN = 2, 4, 0.3
 _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
-_TRIAL, _BEST = 8, 0.95
+_TRIAL, _BEST, _TRIED = 8, 0.95, 2
 _REST, _LONGER, _LONGEST = 4, 0.4, 16  # steps that an idle row rests: at first, a share, at most
 _HELD, _VAIN, _YOUNG, _SHORT = 2, 4, 8, 3  # steps of a decision: short drafts of a row beyond youth
 _WHOLE = 4.0  # places behind which no draft had ended, before any is seen
-_AHEAD = 1.04  # of plain decoding, what a batch drafts for: its rows then end one by one
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
 # (equal rates, easy and hard passages, rates by depth, changes, drafts that are useless or seldom
@@ -107,7 +106,8 @@ _AHEAD = 1.04  # of plain decoding, what a batch drafts for: its rows then end o
 # twelve at a time, and on texts that are unlike those before them. The first rows must be hopeful:
 # who never tries, or gives up for good after bad luck, loses all, a try of a useless drafter less
 # than a step. Finding nothing is forgiven for long: some drafters find only what they were asked to
-# seek.
+# seek. By simulation of batches (LOG.md, 2026-11-28): _TRIED, and
+_AHEAD = 1.04  # times plain decoding a batch drafts for: its rows then end one by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,9 +198,10 @@ class CostAware(LengthPolicy):
     and while it finds nothing at every fourth: a forecast takes 2 % of a small model's step, in an
     idle row 5 %. s shrinks where the row's first tokens look unlike `usual` (by a log-likelihood
     ratio above 4): a row that is unlike all others goes by itself. Where no depth pays at these
-    rates and no row has told otherwise, the first eight tokens of a batch are drafted as if 0.95 of
-    them were accepted: a dear drafter is tried, too. A batch drafts where that is 4 % faster: its
-    rows then get ahead of each other and end one by one, and those left decode no more cheaply.
+    rates and no row has told otherwise, the first drafts hope for rates of 0.95, until a batch was
+    offered eight tokens, each row two: a dear drafter is tried, too. A batch drafts where that is
+    4 % faster: its rows then get ahead of each other and end one by one, and those left decode no
+    more cheaply.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -236,9 +237,10 @@ class CostAware(LengthPolicy):
         now = self.doubting(sum([row.idle for row in stats]) / len(stats))
         chosen = now.best_depth(stats, [now.rates(row) for row in stats])
         left = _TRIAL - sum([row.offered for row in stats])
-        if not chosen and left > 0 and now.past.found < 1.0:
+        fresh = now.past.found < 1.0 and not any(row.idle for row in stats)
+        if not chosen and left > 0 and fresh:
             chosen = now.best_depth(stats, [[_BEST] * self.max_length] * len(stats))
-            chosen = min(chosen, -(-left // len(stats)))
+            chosen = min(chosen, max(-(-left // len(stats)), _TRIED))
         known = max([sum([tried > _KNOWN for tried in row.tried_D]) for row in stats])
         return min(chosen, _GROWTH * known + _ROOM)
 

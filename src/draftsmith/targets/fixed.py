@@ -219,7 +219,7 @@ def _filled(target: Target, known: int, more: int) -> KVCache:
     draw = torch.Generator().manual_seed(0)
     kept = [
         torch.randn((layers, heads, known, width), generator=draw)
-        for _, (layers, _, heads, _, width), _ in cache.places()
+        for layers, _, heads, _, width in (place.shape for place in cache.places())
     ]
     cache.fill(0, [one.to(cache.spec.device, cache.spec.dtype) for one in kept])
     return cache
