@@ -143,7 +143,7 @@ def test_half_precision_is_the_same_arithmetic_in_both_layouts(
 
 
 def chosen_precision(folder: Path, argument: dict[str, Any]) -> str:
-    """Of a member whose own processor is faster in the arithmetic that the argument names."""
+    """What a member computes in, whose processor is faster in the arithmetic of the argument."""
     distributed.faster_precision = lambda: argument["faster"][rank()]  # type: ignore[assignment]
     return distributed.precision(RunConfig(out=folder / str(rank())))
 

@@ -344,7 +344,7 @@ def test_a_dear_drafter_is_tried_with_eight_tokens_of_a_batch(rows: int) -> None
 
 @pytest.mark.parametrize("rows", [4, 8])
 def test_a_dear_drafter_that_is_good_is_found_to_be_in_a_batch(rows: int) -> None:
-    """Of sixty batches, as they begin: without a trial none would draft."""
+    """Sixty batches, each the first one: without a trial none would draft."""
     deep = range(DEPTH + 1)
     costs = StepCosts(
         target_D=tuple(1.0 + 0.05 * n for n in deep),
