@@ -378,6 +378,7 @@ def main() -> None:
     fill("docs/feature-drafters.md", [*griffin()], "griffin")
     fill("docs/feature-drafters.md", [*griffin("griffin-shipped.json")], "shipped")
     fill("docs/feature-drafters.md", [*griffin("griffin-equal.json")], "equal")
+    fill("docs/feature-drafters.md", [*griffin("griffin-equal-2.json")], "again")
     fill("docs/feature-drafters.md", [*griffin_order()], "order")
     fill("docs/measured.md", [*peers()], "real")
     fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")

@@ -1412,6 +1412,7 @@ def test_the_missed_bar_of_the_length_policy_is_its_record() -> None:
         ("griffin", readme.griffin()),
         ("shipped", readme.griffin("griffin-shipped.json")),
         ("equal", readme.griffin("griffin-equal.json")),
+        ("again", readme.griffin("griffin-equal-2.json")),
         ("order", readme.griffin_order()),
     ],
 )
@@ -1481,6 +1482,38 @@ def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
         assert refused[one][0] < refused[other][0] and refused[one][1] > refused[other][1]
     assert all(refused[name][1] <= refused[name][0] + 0.005 for name in steady)
     assert f"EAGLE-2 then in {refused['EAGLE-2'][1]:.0%} of the steps".replace("%", " %") in text
+
+
+def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
+    found = {(row["method"], row["temperature"]): row for row in result("griffin-equal-2")["rows"]}
+    first = {(row["method"], row["temperature"]): row for row in result("griffin-equal")["rows"]}
+    text, ours = said("docs/feature-drafters.md"), griffin_table.OURS
+
+    def more(name: str, heat: int) -> str:
+        return f"{found[name, heat]['ours_over_it']['ratio'] - 1:.1%}".replace("%", " %")
+
+    def ends(name: str, heat: int) -> str:
+        over = [f"{end - 1:.1%}" for end in found[name, heat]["ours_over_it"]["ci95"]]
+        return f"({' to '.join(over)})".replace("%", " %")
+
+    assert (
+        f"`unrolled` has {more('GRIFFIN', 0)} more tokens per step than GRIFFIN at T = 0 "
+        f"{ends('GRIFFIN', 0)} and {more('GRIFFIN', 1)} more at T = 1 {ends('GRIFFIN', 1)}, "
+        f"{more('FSPAD', 0)} and {more('FSPAD', 1)} more than FSPAD."
+    ) in text
+    order = [ours, "FSPAD", "GRIFFIN", "EAGLE-2"]
+    for better, worse in itertools.pairwise(order):
+        assert found[better, 0]["mean"] > found[worse, 0]["mean"]
+    assert all(found[name, 0]["over_next"]["ci95"][0] > 1 for name in order)
+    low, high = found["EAGLE-2", 1]["over_next"]["ci95"]
+    assert found["EAGLE-2", 1]["over_next"]["method"] == "GRIFFIN" and low < 1 < high, "level"
+    fewer = [
+        100 * (1 - found[name, heat]["mean"] / first[name, heat]["mean"])
+        for name, heat in itertools.product(order, (0, 1))
+    ]
+    assert f"All have {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
+    learnt = {row["trained_tokens"] for row in found.values() if row["method"] in order}
+    assert learnt == {2097152} and f"read it {2.097152 / 1.091343:.1f} times" in text
 
 
 def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:
