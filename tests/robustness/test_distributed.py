@@ -144,7 +144,8 @@ def test_half_precision_is_the_same_arithmetic_in_both_layouts(
 
 def chosen_precision(folder: Path, argument: dict[str, Any]) -> str:
     """What a member computes in, whose processor is faster in the arithmetic of the argument."""
-    distributed.faster_precision = lambda: argument["faster"][rank()]  # type: ignore[assignment]
+    own = argument["faster"][rank()]
+    pytest.MonkeyPatch().setattr(distributed, "faster_precision", lambda: own)
     return distributed.precision(RunConfig(out=folder / str(rank())))
 
 

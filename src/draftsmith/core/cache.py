@@ -201,7 +201,6 @@ class KVCache:
     def __init__(self, spec: KVSpec, num_rows: int, capacity: int) -> None:
         self.spec = spec
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
-        self._rows_held = num_rows  # in memory; those that left may still be there
         self.staged = 0
         self._columns_BC = np.zeros((num_rows, 0), dtype=np.int64)
         self._staged_at: tuple[np.ndarray | Tensor, ...] = ()
@@ -334,7 +333,7 @@ class KVCache:
             layers, rows, heads, have, width = old.shape
             new = self._allocate(layers, rows, heads, wanted, width)
             new[:, :, :, :have] = old
-            self._stores[i], self._rows_held = new, rows
+            self._stores[i] = new
 
     # ------------------------------------------------------------------ the owner
 
@@ -385,7 +384,9 @@ class KVCache:
         long as they need half of it: a copy takes as long as two steps of a small model."""
         kept = list(rows)
         in_order = all(earlier < later for earlier, later in itertools.pairwise(kept))
-        if in_order and 2 * len(kept) >= self._rows_held and min(kept, default=0) >= 0:
+        # strides tell how many rows lie in memory, those that left included
+        few = any(2 * len(kept) < store.stride(0) // store.stride(1) for store in self._stores)
+        if in_order and not few and min(kept, default=0) >= 0:
             with torch.inference_mode():  # as where a drafter's caches were made
                 for i, row in enumerate(kept):
                     length = int(self.lengths_B[row])
@@ -395,7 +396,6 @@ class KVCache:
         else:
             index = to_device(torch.tensor(kept, dtype=torch.long), self.spec.device)
             self._stores = [store.index_select(1, index) for store in self._stores]
-            self._rows_held = len(kept)
         self.lengths_B = self.lengths_B[np.asarray(kept, dtype=np.int64)]
         self.rollback()
 
@@ -414,7 +414,6 @@ class KVCache:
         if not np.array_equal(index, np.arange(self.num_rows)):
             on_device = to_device(index, self.spec.device)
             self._stores = [store.index_select(1, on_device) for store in self._stores]
-            self._rows_held = len(index)
         starts = self.lengths_B[index]
         positions_BC = np.concatenate([np.asarray(part) for part in self._staged_at], axis=1)[index]
         staged = max(len(kept) - count for kept, count in zip(columns, settled, strict=True))
