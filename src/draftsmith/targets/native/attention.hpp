@@ -65,8 +65,8 @@ static inline void widen_across(const Keys& from, int64_t base, int count, Colum
   }
 }
 
-// Queries that are computed together: as many as there are registers for their sums.
-constexpr int SCORED = DS_VNNI ? 4 : 1, ADDED = DS_VNNI ? 2 : 1;
+// Queries that are computed together: as many as there are registers for their sums, 16 of them.
+constexpr int TOGETHER = DS_VNNI ? 4 : 1;
 
 // Scores of sixteen keys, `block` being [width, LANES]; each is the sum of four sums.
 template <int N>
@@ -76,7 +76,8 @@ static inline void scores(const Query* query, const float* block, int width, F b
     for (int k = 0; k < 4; ++k) sums[i][k] = zero();
   for (int d = 0; d < width; d += 4, block += 4 * LANES)
     for (int k = 0; k < 4; ++k) {
-      const F keys = load(block + k * LANES);
+      F keys = load(block + k * LANES);
+      in_registers(keys);
       for (int i = 0; i < N; ++i) sums[i][k] = fma(all(query[i].q[d + k]), keys, sums[i][k]);
     }
   for (int i = 0; i < N; ++i)
@@ -94,7 +95,8 @@ static inline void add_values(
       for (int p = 0; p < P; ++p) acc[i][p] = load(query[i].out + d + p * LANES);
     for (int k = 0; k < count; ++k)
       for (int p = 0; p < P; ++p) {
-        const F value = load(block + k * width + d + p * LANES);
+        F value = load(block + k * width + d + p * LANES);
+        in_registers(value);
         for (int i = 0; i < N; ++i) acc[i][p] = fma(all(weight[i * row + k]), value, acc[i][p]);
       }
     for (int i = 0; i < N; ++i)
@@ -154,9 +156,12 @@ static void attend_in(const Keys& from, const Query* query, int count, float* sc
       query, count,
       [&](int some, auto column) { widen_across<HALF>(from, from.keys, some, column, block); },
       [&](int i, int end, int j, int) {
-        for (; i + SCORED <= end; i += SCORED)
-          scores<SCORED>(query + i, block, from.width, by, score + i * row + j, row);
-        for (; i < end; ++i) scores<1>(query + i, block, from.width, by, score + i * row + j, row);
+        for (int n; i < end; i += n) {
+          n = std::min(TOGETHER, end - i);
+          with_number<TOGETHER>(n, [&](auto some) {
+            scores<decltype(some)::value>(query + i, block, from.width, by, score + i * row + j, row);
+          });
+        }
       });
   F share[QUERIES];
   for (int i = 0; i < count; ++i) {
@@ -168,15 +173,11 @@ static void attend_in(const Keys& from, const Query* query, int count, float* sc
       [&](int some, auto column) { widen<HALF>(from, from.values, some, column, block); },
       [&](int i, int end, int j, int some) {
         auto own = [&](int n) { return std::min(some, query[n].keys - j); };
-        while (i < end) {
-          const float* weight = score + i * row + j;
-          if (i + ADDED <= end && own(i) == own(i + ADDED - 1)) {
-            add_values<PARTS, ADDED>(query + i, weight, row, own(i), block, from.width);
-            i += ADDED;
-          } else {
-            add_values<PARTS, 1>(query + i, weight, row, own(i), block, from.width);
-            ++i;
-          }
+        for (int n; i < end; i += n) {
+          for (n = 1; n < TOGETHER && i + n < end && own(i + n) == own(i);) ++n;
+          with_number<TOGETHER>(n, [&](auto some) {
+            add_values<PARTS, decltype(some)::value>(query + i, score + i * row + j, row, own(i), block, from.width);
+          });
         }
       });
   for (int i = 0; i < count; ++i)

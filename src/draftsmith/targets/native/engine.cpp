@@ -343,16 +343,28 @@ static float largest_of(const float* x, int n) {
   return top;
 }
 
-static int64_t place_of_largest(const float* x, int n) {
-  const int64_t place = std::find(x, x + n, largest_of(x, n)) - x;
-  return place < n ? place : 0;  // NaN: verification will say so
-}
+// The first of the largest numbers of x[from .. to), and where it is; NaN are none of them.
+struct Top {
+  float score = -INFINITY;
+  int64_t place = 0;
+
+  void look(const float* x, int from, int to) {
+    constexpr int AT_ONCE = 256;
+    for (int i = from; i < to; i += AT_ONCE) {
+      const int end = std::min(i + AT_ONCE, to);
+      const float most = largest_of(x + i, end - i);
+      if (!(most > score)) continue;
+      score = most;
+      place = std::find(x + i, x + end, most) - x;
+    }
+  }
+};
 
 // Weights of places, and a place by a share of their mass, found by blocks and then within one.
 struct Mass {
   static constexpr int BLOCK = 256, SUMS = 8;
 
-  std::vector<float> weight;
+  Lines<float> weight;
   std::vector<double> block;  // sums, in double: one of 50,000 places may weigh little
   double total = 0;
 
@@ -472,24 +484,30 @@ static void write_cache(void* p, int64_t at, const float* x, int n, bool half) {
 static void read_row(const Matrix& m, int64_t r, float* out) {
   const int panel = (int)(r / LANES), lane = (int)(r % LANES);
   const uint8_t* w = m.data + panel * m.panel_bytes();
-  for (int k = 0; k < m.cols; ++k) {
-    if (m.format == FLOAT32) out[k] = ((const float*)w)[k * LANES + lane];
-    else if (m.format == BFLOAT16) {
+  if (m.format == FLOAT32)
+    for (int k = 0; k < m.cols; ++k) out[k] = ((const float*)w)[k * LANES + lane];
+  if (m.format == BFLOAT16)
+    for (int k = 0; k < m.cols; ++k) {
       uint32_t bits = (uint32_t)((const uint16_t*)w)[(k / 2 * LANES + lane) * 2 + k % 2] << 16;
       std::memcpy(out + k, &bits, 4);
+    }
+  for (int g = 0; g < m.groups(); ++g, out += m.group) {
+    const size_t at = (size_t)panel * m.groups() + g;
+    if (m.format == INT8) {
+      const float d = ((const float*)m.scales)[at * LANES + lane];
+      for (int k = 0; k < m.group; k += 4, w += 4 * LANES)
+        for (int i = 0; i < 4; ++i) out[k + i] = d * (int8_t)w[lane * 4 + i];
     } else {
-      const int g = k / m.group;
-      if (m.format == INT8) {
-        const float* d = (const float*)m.scales + ((size_t)panel * m.groups() + g) * LANES;
-        out[k] = d[lane] * (int8_t)w[k / 4 * 64 + lane * 4 + k % 4];
-      } else {
-        float d[LANES], least[LANES];
-        const uint16_t* dm = (const uint16_t*)m.scales + ((size_t)panel * m.groups() + g) * 2 * LANES;
-        store(d, from_half(dm));
-        store(least, from_half(dm + LANES));
-        const int both = w[k / 8 * 64 + lane * 4 + k % 4];
-        out[k] = d[lane] * (k % 8 < 4 ? both & 15 : both >> 4) + least[lane];
-      }
+      float d[LANES], least[LANES];
+      const uint16_t* dm = (const uint16_t*)m.scales + at * 2 * LANES;
+      store(d, from_half(dm));
+      store(least, from_half(dm + LANES));
+      for (int k = 0; k < m.group; k += 8, w += 4 * LANES)
+        for (int i = 0; i < 4; ++i) {
+          const int both = w[lane * 4 + i];
+          out[k + i] = d[lane] * (both & 15) + least[lane];
+          out[k + 4 + i] = d[lane] * (both >> 4) + least[lane];
+        }
     }
   }
 }
@@ -503,15 +521,16 @@ struct Products {
   float eps;
   Team* team = nullptr;
   Meeting* meeting = nullptr;
-  std::vector<float> normed;
+  Lines<float> normed;
   struct Own {  // of one thread
-    std::vector<int8_t> q;
-    std::vector<float> scale, total, score, block, head;
+    Lines<int8_t> q;
+    Lines<float> scale, total, score, block, head;
     Mass mass;
+    std::vector<Top> top;  // of the scores that it has computed, by row
   };
   std::vector<Own> own;
-  std::vector<int8_t> q;  // shared: chunks of many tokens
-  std::vector<float> scale, total;
+  Lines<int8_t> q;  // shared: chunks of many tokens
+  Lines<float> scale, total;
   const size_t most;  // numbers of a token
 
   Products(float eps, int tokens, int most) : eps(eps), most(most) {
@@ -570,8 +589,8 @@ struct Products {
 struct Engine : Products {
   Model model;
   std::vector<Layer> layers;
-  std::vector<float> hidden, qkv, mixed, inner;
-  std::vector<float> pair, regress, state, found, low;  // of drafters and chains
+  Lines<float> hidden, qkv, mixed, inner;
+  Lines<float> pair, regress, state, found, low;  // of drafters and chains
   Batch batch;
 
   // The most numbers that a product reads of a token.
@@ -592,7 +611,7 @@ struct Engine : Products {
     low.resize((size_t)CHUNK * model.places.added.cols);
   }
 
-  void add(int member, const Matrix& m, const std::vector<float>& x, int tokens) {
+  void add(int member, const Matrix& m, const Lines<float>& x, int tokens) {
     Input in = ready(member, m, x.data(), tokens, nullptr);
     product(member, m, in, tokens, 1, [&](int t, int r, F v) {
       float* to = hidden.data() + (size_t)t * model.hidden + r;
@@ -672,7 +691,7 @@ struct Engine : Products {
   void attention(int member, const Call& c, int number, int first, int tokens) {
     const int width = model.width, kv = model.kv_heads, group = model.heads / kv;
     const int qkv_row = layers[number].qkv.panels() * LANES;
-    const size_t row = batch.longest + 2 * LANES;
+    const size_t row = (batch.longest / LANES + 2) * LANES;
     Own& mine = own[member];
     if (mine.score.size() < QUERIES * row) mine.score.resize(QUERIES * row);
     mine.block.resize(LANES * width);
@@ -816,12 +835,14 @@ struct Engine : Products {
     done = upto;
   }
 
+  void all_chunks(int member, const Call& call) {
+    int done = 0;
+    for (int first = 0; first < batch.tokens; first += CHUNK)
+      chunk(member, call, first, std::min(CHUNK, batch.tokens - first), done);
+  }
+
   void run(const Call& call) {
-    team->run([&](int member) {
-      int done = 0;
-      for (int first = 0; first < batch.tokens; first += CHUNK)
-        chunk(member, call, first, std::min(CHUNK, batch.tokens - first), done);
-    });
+    team->run([&](int member) { all_chunks(member, call); });
   }
 
   // False: a token is none of the model's.
@@ -835,10 +856,22 @@ struct Engine : Products {
     return true;
   }
 
+  // Looks for the most probable token among those whose scores this member has computed, in each row, while
+  // they are near. Draws need all scores.
+  template <class Scores>
+  void look(int member, const Chain& chain, int rows, Scores scores) {
+    if (chain.uniform) return;
+    const Range panels = share(model.head.panels(), member, team->members());
+    std::vector<Top>& top = own[member].top;
+    top.assign(rows, Top());
+    for (int i = 0; i < rows; ++i)
+      top[i].look(scores(i), panels.from * LANES, std::min(panels.to * LANES, chain.vocab));
+  }
+
   // The token that a row's chain goes on with, by the scores of the head, which a draw turns into its law.
-  int64_t choose(int member, const Chain& chain, int row, int step, float* score, double& sure) {
+  int64_t choose(int member, const Chain& chain, int number, int row, int step, float* score, double& sure) {
     const size_t at = (size_t)row * chain.steps + step;
-    int64_t place;
+    int64_t place = 0;
     double probable = 1;
     if (chain.uniform) {
       Mass& mass = own[member].mass;
@@ -848,7 +881,12 @@ struct Engine : Products {
       const F by = all(known ? (float)(1 / mass.total) : NAN);
       for (int i = 0; i < chain.vocab; i += LANES) store(score + i, load(mass.weight.data() + i) * by);
     } else {
-      place = place_of_largest(score, chain.vocab);
+      Top best;
+      for (int other = 0; other < team->members(); ++other) {  // of equals the first
+        const Top& one = own[other].top[number];
+        if (one.score > best.score) best = one;
+      }
+      place = best.place;
       if (chain.confidence > 0) probable = probability(score, chain.vocab, chain.temperature, place);
     }
     const int64_t token = chain.token_of ? chain.token_of[place] : place;
@@ -873,7 +911,7 @@ struct Engine : Products {
     const size_t padded = (size_t)model.head.panels() * LANES;
     if (!chain.uniform) found.resize(call.rows * padded);
     state.resize(model.fusion.fc.data ? (size_t)rows * H : 0);
-    std::vector<float> feature(state.size());
+    Lines<float> feature(state.size());
     std::vector<double> sure(rows, 1.0);
     for (int b = 0; b < call.rows; ++b)
       if (std::find(row.begin(), row.end(), b) == row.end()) chain.count[b] = 0;  // fed nothing
@@ -881,13 +919,17 @@ struct Engine : Products {
     auto committed = [&](int b) { return call.committed[b] + call.count[b]; };
     for (int step = 0; rows; ++step) {
       batch.logits = chain.uniform ? chain.scores + (size_t)step * call.rows * padded : found.data();
-      run(call);
-      batch.token.resize(rows);
+      auto scores = [&](int i) { return batch.logits + row[i] * padded; };
+      std::vector<int64_t> token(rows);
       team->run([&](int member) {
+        all_chunks(member, call);
+        look(member, chain, rows, scores);
+        meeting->wait();
         const Range some = share(rows, member, team->members());
         for (int i = some.from; i < some.to; ++i)
-          batch.token[i] = choose(member, chain, row[i], step, batch.logits + row[i] * padded, sure[i]);
+          token[i] = choose(member, chain, i, row[i], step, scores(i), sure[i]);
       });
+      batch.token = token;
       if (std::all_of(row.begin(), row.end(), [&](int b) { return chain.count[b] <= step + 1; })) break;
       feature = state;
       batch.feature = feature.data(), batch.feature_width = H;
@@ -977,7 +1019,6 @@ struct Engine : Products {
     meeting->wait();
     in = ready(member, p.added, low.data(), tokens, nullptr);
     product(member, p.added, in, tokens, 1, write);
-    meeting->wait();
   }
 
   // False: a token is none of the model's.
@@ -1054,15 +1095,17 @@ struct Engine : Products {
     auto scores = [&](int i, int step) { return batch.logits + ((size_t)row[i] * count + step) * padded; };
     for (int step = 0; rows && step < chain->steps; ++step) {
       team->run([&](int member) {
+        auto own_scores = [&](int i) { return scores(i, step); };
         for (int first = 0; model.places.before.data && first < rows; first += CHUNK)
           add_before(member, before.data() + first, std::min(CHUNK, rows - first), [&](int t, int r, F v) {
-            float* to = scores(first + t, step) + r;
+            float* to = own_scores(first + t) + r;
             store(to, load(to) + v);
           });
+        look(member, *chain, rows, own_scores);
         meeting->wait();  // `before` was read
         const Range some = share(rows, member, team->members());
         for (int i = some.from; i < some.to; ++i)
-          before[i] = choose(member, *chain, row[i], step, scores(i, step), sure[i]);
+          before[i] = choose(member, *chain, i, row[i], step, own_scores(i), sure[i]);
       });
       if (std::all_of(row.begin(), row.end(), [&](int b) { return chain->count[b] <= step + 1; })) break;
     }
@@ -1082,7 +1125,7 @@ struct Heads : Products {
 
   const int count, blocks, hidden;
   const std::vector<Matrix> matrices;  // [blocks + 1, count], the last ones to logits
-  std::vector<float> state, next;      // [count, rows, hidden]
+  Lines<float> state, next;            // [count, rows, hidden]
 
   Heads(const Matrix* given, int count, int blocks)
       : Products(0, count * TOGETHER, given->cols), count(count), blocks(blocks), hidden(given->cols),
@@ -1241,8 +1284,8 @@ void ds_row(const Matrix* m, int64_t row, float* out) { read_row(*m, row, out); 
 void ds_multiply(const Matrix* m, const float* x, int tokens, float* out) {
   const int n = m->cols, groups = m->groups();
   const size_t padded = (size_t)m->panels() * LANES;
-  std::vector<int8_t> q(m->whole() ? (size_t)tokens * n : 0);
-  std::vector<float> scale((size_t)tokens * groups), total((size_t)tokens * groups);
+  Lines<int8_t> q(m->whole() ? (size_t)tokens * n : 0);
+  Lines<float> scale((size_t)tokens * groups), total((size_t)tokens * groups);
   for (int t = 0; t < tokens && m->whole(); ++t)
     quantise(*m, x + (size_t)t * n, tokens, q.data() + (size_t)t * n, scale.data() + t, total.data() + t);
   Input in{x, q.data(), scale.data(), total.data(), n, tokens};

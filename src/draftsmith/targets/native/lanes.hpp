@@ -6,12 +6,42 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <utility>
+#include <vector>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
 constexpr int LANES = 16;
+
+// Numbers that begin where a cache line does, so that sixteen floats lie in one.
+template <class T>
+struct OnLines {
+  using value_type = T;
+  static constexpr std::align_val_t LINE{64};
+  OnLines() = default;
+  template <class U>
+  OnLines(const OnLines<U>&) {}
+  T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), LINE); }
+  void deallocate(T* p, size_t) { ::operator delete(p, LINE); }
+  friend bool operator==(const OnLines&, const OnLines&) { return true; }
+  friend bool operator!=(const OnLines&, const OnLines&) { return false; }
+};
+template <class T>
+using Lines = std::vector<T, OnLines<T>>;
+
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+// `use(Number<n>())`, for n of 1 .. MOST.
+template <int MOST, class Use>
+static inline void with_number(int n, Use use) {
+  if constexpr (MOST > 1)
+    if (n < MOST) return with_number<MOST - 1>(n, use);
+  use(Number<MOST>());
+}
 
 #if defined(__AVX2__)
 static inline float sum_of_eight(__m256 s) {

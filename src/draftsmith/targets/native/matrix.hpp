@@ -81,11 +81,6 @@ static inline void fetch_ahead(const uint8_t* w) { __builtin_prefetch(w + AHEAD)
 
 // ------------------------------------------------------------------------- float weights
 
-template <int N>
-struct Number {
-  static constexpr int value = N;
-};
-
 // No lambda adds to the sums: what one captures, GCC writes to memory at every column.
 template <int T, int P, bool HALF>
 static NOT_INLINED void panels_float(const Matrix& m, const Input& in, int panel, int token, F* out) {
