@@ -33,23 +33,34 @@ static inline F read_cache(const void* p, int64_t at) {
   return HALF ? from_bf16((const uint16_t*)p + at) : load((const float*)p + at);
 }
 
+// Columns stand side by side, but for staged ones: behind this one are those that are read soon.
+template <bool HALF>
+static inline void fetch_behind(const Keys& from, int width, int64_t at) {
+  constexpr int SIZE = HALF ? 2 : 4;
+  for (int d = 0; d < SIZE * width; d += 64) fetch_ahead((const uint8_t*)from.cache + SIZE * at + d);
+}
+
 // Sixteen columns as float: [LANES, width]. Behind `count` the last one is repeated.
 template <bool HALF, class Column>
-static inline void widen(const Keys& from, int64_t base, int count, Column column, float* out) {
-  for (int k = 0; k < LANES; ++k, out += from.width) {
-    const int64_t at = base + (int64_t)column(std::min(k, count - 1)) * from.width;
-    for (int d = 0; d < from.width; d += LANES) store(out + d, read_cache<HALF>(from.cache, at + d));
+static inline void widen(const Keys& from, int width, int64_t base, int count, Column column, float* out) {
+  for (int k = 0; k < LANES; ++k, out += width) {
+    const int64_t at = base + (int64_t)column(std::min(k, count - 1)) * width;
+    fetch_behind<HALF>(from, width, at);
+    for (int d = 0; d < width; d += LANES) store(out + d, read_cache<HALF>(from.cache, at + d));
   }
 }
 
 // The same with a lane for each column: [width, LANES]. A score is then a sum along the lanes' own
 // numbers, and nothing is added across them.
 template <bool HALF, class Column>
-static inline void widen_across(const Keys& from, int64_t base, int count, Column column, float* out) {
+static inline void widen_across(const Keys& from, int width, int64_t base, int count, Column column, float* out) {
   const int each = HALF ? 2 * LANES : LANES;  // numbers in the bits of a lane times their count
   int64_t at[LANES];
-  for (int k = 0; k < LANES; ++k) at[k] = base + (int64_t)column(std::min(k, count - 1)) * from.width;
-  for (int d = 0; d < from.width; d += each) {
+  for (int k = 0; k < LANES; ++k) {
+    at[k] = base + (int64_t)column(std::min(k, count - 1)) * width;
+    fetch_behind<HALF>(from, width, at[k]);
+  }
+  for (int d = 0; d < width; d += each) {
     I rows[LANES];
     for (int k = 0; k < LANES; ++k)
       rows[k] = HALF ? read_bits((const uint16_t*)from.cache + at[k] + d) : read_bits((const float*)from.cache + at[k] + d);
@@ -152,36 +163,37 @@ static inline void in_blocks(const Query* query, int count, Read read, Use use) 
 template <bool HALF, int PARTS>
 static void attend_in(const Keys& from, const Query* query, int count, float* score, size_t row, float* block) {
   const F by = all(from.scale);
+  const int width = PARTS ? PARTS * LANES : from.width;
   in_blocks(
       query, count,
-      [&](int some, auto column) { widen_across<HALF>(from, from.keys, some, column, block); },
+      [&](int some, auto column) { widen_across<HALF>(from, width, from.keys, some, column, block); },
       [&](int i, int end, int j, int) {
         for (int n; i < end; i += n) {
           n = std::min(TOGETHER, end - i);
           with_number<TOGETHER>(n, [&](auto some) {
-            scores<decltype(some)::value>(query + i, block, from.width, by, score + i * row + j, row);
+            scores<decltype(some)::value>(query + i, block, width, by, score + i * row + j, row);
           });
         }
       });
   F share[QUERIES];
   for (int i = 0; i < count; ++i) {
     share[i] = softmax(score + i * row, query[i].keys);
-    std::fill(query[i].out, query[i].out + from.width, 0.0f);
+    std::fill(query[i].out, query[i].out + width, 0.0f);
   }
   in_blocks(
       query, count,
-      [&](int some, auto column) { widen<HALF>(from, from.values, some, column, block); },
+      [&](int some, auto column) { widen<HALF>(from, width, from.values, some, column, block); },
       [&](int i, int end, int j, int some) {
         auto own = [&](int n) { return std::min(some, query[n].keys - j); };
         for (int n; i < end; i += n) {
           for (n = 1; n < TOGETHER && i + n < end && own(i + n) == own(i);) ++n;
           with_number<TOGETHER>(n, [&](auto some) {
-            add_values<PARTS, decltype(some)::value>(query + i, score + i * row + j, row, own(i), block, from.width);
+            add_values<PARTS, decltype(some)::value>(query + i, score + i * row + j, row, own(i), block, width);
           });
         }
       });
   for (int i = 0; i < count; ++i)
-    for (int d = 0; d < from.width; d += LANES) store(query[i].out + d, load(query[i].out + d) * share[i]);
+    for (int d = 0; d < width; d += LANES) store(query[i].out + d, load(query[i].out + d) * share[i]);
 }
 
 static void attend(bool half, const Keys& from, const Query* query, int count, float* score, size_t row, float* block) {

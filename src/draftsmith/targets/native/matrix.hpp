@@ -73,12 +73,6 @@ struct Input {
   }
 };
 
-// A thread reads its panels from first to last. What it will read is asked for early, because a
-// processor looks ahead over fewer lines the more tokens are computed with each. Behind the end of a
-// matrix nothing is read: an address that is none is ignored.
-constexpr int AHEAD = 4096;  // bytes
-static inline void fetch_ahead(const uint8_t* w) { __builtin_prefetch(w + AHEAD); }
-
 // ------------------------------------------------------------------------- float weights
 
 // No lambda adds to the sums: what one captures, GCC writes to memory at every column.
