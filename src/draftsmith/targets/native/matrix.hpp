@@ -35,7 +35,7 @@ enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 // What VNNI adds to an activation, so that it has no sign; taken off again by sums of the weights.
 constexpr int OFFSET = DS_VNNI ? 128 : 0;
 // Tokens that share one reading of a panel: as many as there are registers for their sums.
-constexpr int WHOLE_TILE = DS_VNNI ? 8 : 4, FLOAT_TILE = DS_VNNI ? 12 : 6;
+constexpr int WHOLE_TILE = DS_VNNI ? 11 : 4, FLOAT_TILE = DS_VNNI ? 12 : 6;
 // The same where two panels are read together, of float weights: each activation is then read once
 // for both, and twice as many sums hide what an addition waits.
 constexpr int PAIR_TILE = DS_VNNI ? 9 : 2;
