@@ -159,7 +159,8 @@ static inline void in_blocks(const Query* query, int count, Read read, Use use) 
   }
 }
 
-// `score`: [count, row], a row is longer than any query's keys by 2 LANES; `block`: [LANES, width].
+// `score`: [count, row], a row is a multiple of LANES and longer than any query's keys by LANES or more;
+// `block`: [LANES, width].
 template <bool HALF, int PARTS>
 static void attend_in(const Keys& from, const Query* query, int count, float* score, size_t row, float* block) {
   const F by = all(from.scale);
