@@ -16,7 +16,7 @@ from typing import Any
 
 from draftsmith.core.speedup import rejections_saved
 from draftsmith.provenance import write_text_atomic
-from griffin_table import order
+from griffin_table import order, stages
 from griffin_table import table as griffin_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -325,6 +325,22 @@ def griffin_order() -> Iterator[str]:
     yield from order.table(found["rows"]).splitlines()
 
 
+def griffin_stages() -> Iterator[str]:
+    """The published stages beside drafters with one forward that learn as long."""
+    path = RESULTS / "griffin-stages.json"
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"Chains of five below every position of {found['prompts']} greedy texts of the three "
+        f"suites; steps of {found['batch_tokens']:,} tokens, at a rate of "
+        f"{found['learning_rate']:g} (from nothing {found['first_rate']:g}); time in that of a "
+        "step of FSPAD:"
+    )
+    yield ""
+    yield from stages.table(found["rows"]).splitlines()
+
+
 def live_row(row: Mapping[str, Any]) -> list[str]:
     return [
         "re-translation" if row["bias"] is None else f"bias {row['bias']:g}",
@@ -380,6 +396,7 @@ def main() -> None:
     fill("docs/feature-drafters.md", [*griffin("griffin-equal.json")], "equal")
     fill("docs/feature-drafters.md", [*griffin("griffin-equal-2.json")], "again")
     fill("docs/feature-drafters.md", [*griffin_order()], "order")
+    fill("docs/feature-drafters.md", [*griffin_stages()], "stages")
     fill("docs/measured.md", [*peers()], "real")
     fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")
     fill("docs/measured.md", [*machine(), *quickstart()], "quickstart")

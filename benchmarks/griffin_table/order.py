@@ -115,10 +115,12 @@ weight of the states' distance, which is the published setting for states of hal
 class Work:
     """Everything in OUT."""
 
+    kept: tuple[str, ...] = KEPT
+
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.out = options, Path(options.out)
         (self.out / "runs").mkdir(parents=True, exist_ok=True)
-        keep_options(self.out, options, KEPT)
+        keep_options(self.out, options, self.kept)
 
     def call(self, name: str, words: Sequence[str]) -> None:
         """One command of draftsmith, to its end; its log bears the name."""
@@ -172,7 +174,7 @@ class Work:
                 "--batch-tokens", str(options.batch_tokens), "--block-length", "512",
                 "--learning-rate", f"{options.learning_rate:g}", "--warmup", "10",
                 "--schedule", "stable", "--decay-share", "0.5", "--min-learning-rate", "1e-5",
-                "--eval-every", "100000", "--hold-out", "0.05",
+                "--eval-every", "100000",
             ])  # fmt: skip
 
     def run_of(self, setting: Setting) -> Path:

@@ -109,6 +109,8 @@ STAGES = (
 class Work(order.Work):
     """Everything in OUT."""
 
+    kept = (*order.KEPT, "batch_tokens", "first_rate")
+
     def run(self) -> None:
         exam, options = self.texts(), self.options
         stores = sorted(options.stores.glob("store-*"))
@@ -127,7 +129,7 @@ class Work(order.Work):
                 "--batch-tokens", str(options.batch_tokens), "--block-length", "512",
                 "--learning-rate", f"{rate:g}", "--warmup", "10", "--schedule", "stable",
                 "--decay-share", "0.35", "--min-learning-rate", "1e-5",
-                "--eval-every", "100000", "--hold-out", "0.005", "--seed", "1",
+                "--eval-every", "100000", "--seed", "1",
             ])  # fmt: skip
 
     def folder(self, name: str) -> Path:

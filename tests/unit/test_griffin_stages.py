@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftsmith.cli import parse
 from griffin_table import order, stages
 
 BY_NAME = {stage.name: stage for stage in stages.STAGES}
@@ -63,7 +65,7 @@ def work(tmp_path: Path) -> stages.Work:
         folder.mkdir(parents=True)
         (folder / "run.json").write_text("{}")
         (folder / "drafter.json").write_text(json.dumps({"kind": kind, "options": {}}))
-    given = dict.fromkeys(order.KEPT, 1) | {"drafters": tmp_path / "drafters"}
+    given = dict.fromkeys(stages.Work.kept, 1) | {"drafters": tmp_path / "drafters"}
     return stages.Work(argparse.Namespace(out=tmp_path / "out", **given))
 
 
@@ -80,6 +82,32 @@ def test_what_a_stage_begins_as(work: stages.Work, tmp_path: Path) -> None:
     assert json.loads((eagle / "drafter.json").read_text())["kind"] == "eagle"
 
 
+@pytest.mark.parametrize("program", [order, stages])
+def test_draftsmith_takes_every_command(
+    program: Any, tmp_path: Path, work: stages.Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, options = tmp_path / program.__name__, argparse.Namespace(**vars(work.options))
+    options.out, options.stores, options.target = out, tmp_path, "target"
+    (tmp_path / "store-0").mkdir()
+    (out / "exam").mkdir(parents=True)
+    (out / "exam" / "run.json").write_text("{}")
+    asked = []
+
+    def call(own: order.Work, name: str, words: Sequence[str]) -> None:
+        (verb, *rest) = words
+        asked.append(parse(verb, rest))
+        folder = asked[-1].out
+        folder.mkdir()
+        begun = {"kind": asked[-1].drafter.partition(":")[0], "options": {}}
+        (folder / "drafter.json").write_text(json.dumps(begun))
+
+    monkeypatch.setattr(order.Work, "call", call)
+    program.Work(options).run()
+    expected = order.SETTINGS if program is order else stages.STAGES
+    assert len(asked) == len(expected)
+    assert {one.evaluate for one in asked} == {(out / "exam",)}
+
+
 def test_the_report_has_the_time_of_what_has_ended(work: stages.Work, tmp_path: Path) -> None:
     def held_out(first: float, steps: float) -> dict[str, float]:
         return {f"accuracy_{n}": first / n for n in range(1, 6)} | {"tokens_per_step": steps}
@@ -89,8 +117,6 @@ def test_the_report_has_the_time_of_what_has_ended(work: stages.Work, tmp_path: 
     folder = tmp_path / "out" / "runs" / "griffin-two"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"results": results}))
-    options = vars(work.options)
-    options |= {"target": "t", "limit": 2, "first_rate": 2e-3, "batch_tokens": 4096}
     work.report()
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     (row,) = record["rows"]
