@@ -4,8 +4,9 @@
         --out runs/stages
 
 Both papers begin with a layer that knows no top-10 term and go on with it and with more forwards.
-A token with three forwards takes two to three times as long as one with a single forward, so the
-controls, which go on with one forward, learn more tokens: as many as take the same time.
+A token with three forwards takes about three times as long as one with a single forward, so the
+controls, which go on with one forward, learn more tokens: as many as take the same time. What they
+begin as has not taken equally long.
 
     griffin, 1 forward --+-- 2 forwards, top-10 0.5 --- 3 forwards, top-10 0.5
                          +-- 1 forward                                          control
@@ -16,9 +17,9 @@ controls, which go on with one forward, learn more tokens: as many as take the s
     hass ------------------- 3 forwards                                          step on
 
 Those in the left column are of benchmarks/smollm2/train.py, except GRIFFIN with one forward, which
-this program trains as that one does. What is compared is what order.py compares: chains below
-every position of texts that the target decoded greedily from MT-bench, HumanEval and GSM8K. The
-same command again does what is missing.
+this program trains for 512 steps with that one's losses. What is compared is what order.py
+compares: chains below every position of texts that the target decoded greedily from MT-bench,
+HumanEval and GSM8K. The same command again does what is missing.
 
     OUT/exam             the texts
     OUT/runs/NAME        a stage
@@ -58,7 +59,7 @@ COSTS = {
 """Time of a training step by kind and forwards, in that of FSPAD: one core of a Xeon with AVX-512,
 steps of 4,096 tokens, nothing else running (1.98 s)."""
 FIRST = 512
-"""Steps of a training from nothing, as those of --drafters."""
+"""Steps of a training from nothing; --drafters are expected to have as many of as many tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class Work(order.Work):
             ])  # fmt: skip
 
     def folder(self, name: str) -> Path:
-        """Of a stage, or of a kind that train.py has trained."""
+        """The folder of a stage, or of a kind that train.py has trained."""
         if any(stage.name == name for stage in STAGES):
             return self.out / "runs" / name
         return next(self.options.drafters.glob(f"{name}-*/run.json")).parent
@@ -218,7 +219,9 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=330, help="how long each goes on, in steps of FSPAD"
     )
-    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument(
+        "--batch-tokens", type=int, default=4096, help="of a step; costs were measured at 4096"
+    )
     parser.add_argument("--learning-rate", type=float, default=5e-4, help="of what goes on")
     parser.add_argument(
         "--first-rate", type=float, default=2e-3, help="of GRIFFIN with one forward"

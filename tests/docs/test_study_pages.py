@@ -1414,6 +1414,7 @@ def test_the_missed_bar_of_the_length_policy_is_its_record() -> None:
         ("equal", readme.griffin("griffin-equal.json")),
         ("again", readme.griffin("griffin-equal-2.json")),
         ("order", readme.griffin_order()),
+        ("stages", readme.griffin_stages()),
     ],
 )
 def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[str]) -> None:
@@ -1514,6 +1515,37 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
     assert f"All have {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
     learnt = {row["trained_tokens"] for row in found.values() if row["method"] in order}
     assert learnt == {2097152} and f"read it {2.097152 / 1.091343:.1f} times" in text
+
+
+def test_what_is_said_of_stages_and_controls_is_in_the_record() -> None:
+    found = {row["stage"]: row for row in result("griffin-stages")["rows"]}
+    text = said("docs/feature-drafters.md")
+
+    def after(name: str, digits: int = 2) -> str:
+        return f"{found[name]['after']['tokens_per_step']:.{digits}f}"
+
+    assert (
+        f"one forward has {after('griffin-control')} tokens per step behind it, in GRIFFIN's "
+        f"stages {after('griffin-three')}; FSPAD with one forward has {after('fspad-control')}. HASS's "
+        f"stages have {after('hass-two')}, as EAGLE has that goes on with one forward "
+        f"({after('eagle-control')})"
+    ) in text
+    pairs = [("griffin-three", "griffin-control"), ("hass-two", "eagle-control")]
+    right = [
+        [found[name]["after"]["accuracies"] for name in pair] for pair in pairs
+    ]  # [line, stages or control, depth]
+    assert all(stages[0] < control[0] and stages[4] > control[4] for stages, control in right)
+    (griffin, hass) = (" and ".join(f"{one[4]:.3f}" for one in line) for line in right)
+    assert f"(GRIFFIN {griffin}, HASS {hass})" in text
+    spent = sum(found[name]["time"] for name in ("griffin-one", "griffin-two", "griffin-three"))
+    whole = found["griffin-whole"]
+    begun = 512 * 3.1
+    assert (
+        f"ends at {after('griffin-three')} behind {spent:,.0f} units of time, the other one is at "
+        f"{whole['before']['tokens_per_step']:.2f} behind {begun:,.0f} and at "
+        f"{after('griffin-whole')} behind {begun + whole['time']:,.0f}"
+    ) in text
+    assert f"takes {after('hass-one', 3)} to {after('hass-two', 3)}" in text
 
 
 def test_what_is_said_of_repeated_requests_and_edits_is_in_the_record() -> None:

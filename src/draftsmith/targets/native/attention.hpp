@@ -76,8 +76,8 @@ static inline void widen_across(const Keys& from, int width, int64_t base, int c
   }
 }
 
-// Queries that are computed together: as many as there are registers for their sums, 16 of them.
-constexpr int TOGETHER = DS_VNNI ? 4 : 1;
+// Queries that are computed together: as many as there are registers for their sums.
+constexpr int SIDE_BY_SIDE = DS_VNNI ? 4 : 1;
 
 // Scores of sixteen keys, `block` being [width, LANES]; each is the sum of four sums.
 template <int N>
@@ -170,9 +170,9 @@ static void attend_in(const Keys& from, const Query* query, int count, float* sc
       [&](int some, auto column) { widen_across<HALF>(from, width, from.keys, some, column, block); },
       [&](int i, int end, int j, int) {
         for (int n; i < end; i += n) {
-          n = std::min(TOGETHER, end - i);
-          with_number<TOGETHER>(n, [&](auto some) {
-            scores<decltype(some)::value>(query + i, block, width, by, score + i * row + j, row);
+          n = std::min(SIDE_BY_SIDE, end - i);
+          with_number<SIDE_BY_SIDE>(n, [&](auto number) {
+            scores<decltype(number)::value>(query + i, block, width, by, score + i * row + j, row);
           });
         }
       });
@@ -187,9 +187,9 @@ static void attend_in(const Keys& from, const Query* query, int count, float* sc
       [&](int i, int end, int j, int some) {
         auto own = [&](int n) { return std::min(some, query[n].keys - j); };
         for (int n; i < end; i += n) {
-          for (n = 1; n < TOGETHER && i + n < end && own(i + n) == own(i);) ++n;
-          with_number<TOGETHER>(n, [&](auto some) {
-            add_values<PARTS, decltype(some)::value>(query + i, score + i * row + j, row, own(i), block, width);
+          for (n = 1; n < SIDE_BY_SIDE && i + n < end && own(i + n) == own(i);) ++n;
+          with_number<SIDE_BY_SIDE>(n, [&](auto number) {
+            add_values<PARTS, decltype(number)::value>(query + i, score + i * row + j, row, own(i), block, width);
           });
         }
       });

@@ -343,7 +343,8 @@ static float largest_of(const float* x, int n) {
   return top;
 }
 
-// The first of the largest numbers of x[from .. to), and where it is; NaN are none of them.
+// The first of the largest numbers of x[from .. to), and where it is. Where some are NaN, any place: verification
+// will say so.
 struct Top {
   float score = -INFINITY;
   int64_t place = 0;
@@ -857,7 +858,8 @@ struct Engine : Products {
   }
 
   // Looks for the most probable token among those whose scores this member has computed, in each row, while
-  // they are near. Draws need all scores.
+  // they are near: `head` and `places.added` are shared out alike. `choose` reads it behind a meeting. Draws
+  // need all scores.
   template <class Scores>
   void look(int member, const Chain& chain, int rows, Scores scores) {
     if (chain.uniform) return;
@@ -1005,7 +1007,7 @@ struct Engine : Products {
     meeting->wait();
   }
 
-  // What the tokens before add to logits: `write(token, first row, F)`.
+  // What the tokens before add to logits: `write(token, first row, F)`. Threads do not meet at its end.
   template <class Write>
   void add_before(int member, const int64_t* token, int tokens, Write write) {
     const Places& p = model.places;
@@ -1102,7 +1104,7 @@ struct Engine : Products {
             store(to, load(to) + v);
           });
         look(member, *chain, rows, own_scores);
-        meeting->wait();  // `before` was read
+        meeting->wait();  // `before` was read, and each has looked
         const Range some = share(rows, member, team->members());
         for (int i = some.from; i < some.to; ++i)
           before[i] = choose(member, *chain, i, row[i], step, own_scores(i), sure[i]);
