@@ -1526,8 +1526,8 @@ def test_what_is_said_of_stages_and_controls_is_in_the_record() -> None:
 
     assert (
         f"one forward has {after('griffin-control')} tokens per step behind it, in GRIFFIN's "
-        f"stages {after('griffin-three')}; FSPAD with one forward has {after('fspad-control')}. HASS's "
-        f"stages have {after('hass-two')}, as EAGLE has that goes on with one forward "
+        f"stages {after('griffin-three')}; FSPAD with one forward has {after('fspad-control')}. "
+        f"HASS's stages have {after('hass-two')}, as EAGLE has that goes on with one forward "
         f"({after('eagle-control')})"
     ) in text
     pairs = [("griffin-three", "griffin-control"), ("hass-two", "eagle-control")]
