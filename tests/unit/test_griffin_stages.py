@@ -96,10 +96,9 @@ def test_draftsmith_takes_every_command(
     def call(own: order.Work, name: str, words: Sequence[str]) -> None:
         (verb, *rest) = words
         asked.append(parse(verb, rest))
-        folder = asked[-1].out
-        folder.mkdir()
+        asked[-1].out.mkdir()
         begun = {"kind": asked[-1].drafter.partition(":")[0], "options": {}}
-        (folder / "drafter.json").write_text(json.dumps(begun))
+        (asked[-1].out / "drafter.json").write_text(json.dumps(begun))
 
     monkeypatch.setattr(order.Work, "call", call)
     program.Work(options).run()
@@ -117,7 +116,7 @@ def test_the_report_has_the_time_of_what_has_ended(work: stages.Work, tmp_path: 
     folder = tmp_path / "out" / "runs" / "griffin-two"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"results": results}))
-    work.report()
+    work.report(stages.table)
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     (row,) = record["rows"]
     assert (row["stage"], row["time"]) == ("griffin-two", 10 * stages.COSTS["griffin", 2])
