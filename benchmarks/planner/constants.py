@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "_REST": (1, 8),
     "_LONGER": (0.0, 1.0),
     "_LONGEST": (8, 64),
-    "_VAIN": (1, 8),
+    "_ENDED": (1, 8),
     "_HELD": (1, 4),
     "_YOUNG": (0, 32),
     "_SHORT": (1, DEPTH),

@@ -50,6 +50,7 @@ class EachByItself(LengthPolicy):
 
     def __init__(self, policy: CostAware) -> None:
         self.length, self.rest, self._longest = policy.length, policy.rest, policy.max_length
+        self.keeps = policy.keeps
 
     @property
     def max_length(self) -> int:
@@ -154,7 +155,7 @@ def test_emitted_law_whatever_steps_cost_and_other_rows_met(
         policy=EachByItself(policy),
     )
     with pytest.MonkeyPatch.context() as patch:
-        for name, steps in {"_REST": 1, "_LONGER": 0.0, "_VAIN": 2, "_YOUNG": 0}.items():
+        for name, steps in {"_REST": 1, "_LONGER": 0.0, "_ENDED": 2, "_YOUNG": 0}.items():
             if short:
                 patch.setattr(length_policy, name, steps)
         check(case, sparse(keep, 0), sparse(keep, 1), options)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.rows import Row, one_more, wanted
+from draftsmith.core.rows import Row, counted, one_more, wanted
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 from draftsmith.plan.length_policy import CostAware, Experience, Learning, StepCosts
 
@@ -141,7 +141,7 @@ def test_the_length_is_the_best_by_enumeration(
     target, draft = zip(*costs, strict=True)
     policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
     # every depth is known and no decision is held: there is no other limit
-    stats = replace(past([(DEPTH, DEPTH), *steps]), last_asked=0)
+    stats = past([(DEPTH, DEPTH), *steps])
     rates = list(policy.rates(stats))
     assert len(rates) == policy.max_length == len(costs) - 1
     assert all(0.0 <= rate <= 1.0 for rate in rates)
@@ -512,7 +512,7 @@ def test_it_gives_up_soon_and_tries_again_in_time(before: int) -> None:
     assert steps_until(policy, row_behind(good), accept=False, done=lambda n: n <= 3) <= 40
     assert steps_until(policy, row_behind(good), accept=False, done=lambda n: n == 0) <= 160
     bad = [(1, 0)] * before
-    assert policy.length(replace(past(bad), last_asked=0)) == 0
+    assert policy.length(past(bad)) == 0
     assert 0 < steps_until(policy, row_behind([*bad, (0, 0)]), accept=False, done=bool) <= 160
 
 
@@ -637,18 +637,56 @@ def test_an_idle_row_decides_again_after_four_steps_and_later_after_more() -> No
 
 
 def test_a_decision_is_held() -> None:
-    """Short drafts are decided on at every second step behind the first eight; while nothing is
-    found, at every fourth."""
+    """Short drafts are decided on at every second step behind the first eight; while drafts end
+    before that depth, or nothing is found, at every fourth."""
     policy = CostAware(costs=linear(0.0, 0.0))
-    stats = RowStats(last_asked=1, tried_D=(50.0,) * 4, kept_D=(50.0,) * 4)
-    held = [n for n in range(20) if policy.length(replace(stats, steps=n)) == 1]
-    assert held == [9, 11, 13, 15, 17, 19]
-    held = [n for n in range(20) if policy.length(replace(stats, steps=n, vain=1)) == 1]
-    assert held == [9, 10, 11, 13, 14, 15, 17, 18, 19]
-    assert policy.length(replace(stats, steps=9, last_asked=4)) > 4
-    assert past([(3, 1), (2, 0)]).last_asked == 2
-    assert more(more(past([(1, 1)]), 4, 0, 0), 4, 0, 0).vain == 2
-    assert more(more(past([(1, 1)]), 4, 0, 0), 4, 1, 0).vain == 0
+
+    def held(last: StepCount) -> list[int]:
+        return [steps for steps in range(18) if policy.keeps(steps, last)]
+
+    assert held(count_of(1, 1, 1)) == held(count_of(3, 3, 0)) == [9, 11, 13, 15, 17]
+    assert held(count_of(1, 0, 0)) == held(count_of(8, 2, 2)) == [9, 10, 11, 13, 14, 15, 17]
+    assert held(count_of(4, 4, 4)) == held(count_of(0, 0, 0)) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, DEPTH)), max_size=6))
+def test_steps_that_rest_are_counted_at_once_as_one_by_one(runs: list[tuple[int, int]]) -> None:
+    """So many steps that draft nothing, then one that drafts so deep (0: nothing either)."""
+    steps = [
+        step
+        for idle, depth in runs
+        for step in [*[count_of(0, 0, 0)] * idle, count_of(depth, depth, depth // 2)]
+    ]
+    stats = RowStats()
+    for step in steps:
+        stats = one_more(stats, step)
+    found = counted(RowStats(), steps)
+    for part in fields(RowStats):
+        assert getattr(found, part.name) == pytest.approx(getattr(stats, part.name))
+    costs = linear(0.04, 0.1)
+    assert CostAware(costs=costs).after(steps).past.asked == sum(step.asked > 0 for step in steps)
+
+
+def test_a_batch_keeps_its_depth_where_all_rows_do() -> None:
+    class Asked(CostAware):
+        def together(self, stats: Sequence[RowStats]) -> int:
+            asked.append([row.steps for row in stats])
+            return 5
+
+    def step(*offered: int) -> None:
+        for row, depth, count in zip(rows, wanted(rows, policy), offered, strict=True):
+            row.asked = depth
+            row.count(count, 1)
+
+    asked: list[list[int]] = []
+    rows, policy = [row_of(99), row_of(99)], Asked(costs=MODEL)
+    for _ in range(11):
+        step(1, 1)
+    assert asked == [[n, n] for n in range(9)]  # and not behind the ninth and tenth
+    step(5, 1)
+    assert wanted(rows, policy) == [5, 5] and asked[9:] == [[12, 12]]
+    step(5, 1)  # one of them was not at an end
+    assert wanted(rows, policy) == [5, 5] and asked[9:] == [[12, 12], [12, 12], [13, 13]]
 
 
 # ---------------------------------------------------------------------------- drafts that end early

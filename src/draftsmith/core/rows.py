@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftsmith.config import check_whole, is_whole, require, short
@@ -82,10 +84,12 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
     repeatedly, the text has changed, and the counts lose up to half
     (`plan.length_policy` reads them).
     """
+    if step.asked == 0:
+        return rested(past, 1)
     offered, accepted = step.offered, step.accepted
     missed = offered > 0 and accepted == 0
     misses = past.misses + 1 if missed else past.misses if offered == 0 else 0
-    fade = 1.0 - 1.0 / min(_BRIEF + _AGEING * past.steps, _LONG)
+    fade = _fade(past.steps)
     if missed and misses > _BAD_LUCK and past.tried_D:
         fade *= 1.0 - 0.5 * (past.kept_D[0] / past.tried_D[0]) ** 2
     tried_D = [fade * count for count in past.tried_D]
@@ -104,11 +108,9 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
         accepted=past.accepted + accepted,
         last_offered=offered,
         last_accepted=accepted,
-        last_asked=step.asked,
-        vain=0 if offered else past.vain + (step.asked > 0),
         misses=misses,
-        idle=0 if missed else past.idle + (step.asked == 0),
-        asked=fade * past.asked + (step.asked > 0),
+        idle=0 if missed else past.idle,
+        asked=fade * past.asked + 1.0,
         found=fade * past.found + (offered > 0),
         asked_on=fade * past.asked_on + asked_on,
         ended=fade * past.ended + ended,
@@ -117,6 +119,42 @@ def one_more(past: RowStats, step: StepCount) -> RowStats:
         tried_D=tuple(tried_D),
         kept_D=tuple(kept_D),
     )
+
+
+def rested(past: RowStats, steps: int) -> RowStats:
+    """Add so many steps that were not to draft, all at once."""
+    fade = math.prod([_fade(past.steps + n) for n in range(steps)])
+    return replace(
+        past,
+        steps=past.steps + steps,
+        last_offered=0,
+        last_accepted=0,
+        idle=past.idle + steps,
+        asked=fade * past.asked,
+        found=fade * past.found,
+        asked_on=fade * past.asked_on,
+        ended=fade * past.ended,
+        asked_on_kept=fade * past.asked_on_kept,
+        ended_kept=fade * past.ended_kept,
+        tried_D=tuple([fade * count for count in past.tried_D]),
+        kept_D=tuple([fade * count for count in past.kept_D]),
+    )
+
+
+def _fade(steps: int) -> float:
+    """How much the counts of a row keep that has taken so many steps."""
+    return 1.0 - 1.0 / min(_BRIEF + _AGEING * steps, _LONG)
+
+
+def counted(past: RowStats, steps: Iterable[StepCount]) -> RowStats:
+    """Add these steps to the statistics of a row."""
+    for drafts, some in itertools.groupby(steps, key=lambda step: step.asked > 0):
+        if drafts:
+            for step in some:
+                past = one_more(past, step)
+        else:
+            past = rested(past, sum(1 for _ in some))
+    return past
 
 
 @dataclass(slots=True)
@@ -175,10 +213,13 @@ class Row:
                 break
         return taken
 
-    @property
-    def rests(self) -> bool:
-        """Whether it drafts nothing now, and no policy is asked."""
-        return self.pause < self.rests_until
+    def kept(self, policy: LengthPolicy) -> int | None:
+        """How deep to draft now without a look at the past; None: the policy decides."""
+        if self.pause < self.rests_until:
+            return 0
+        if self.counts and policy.keeps(len(self.counts), self.counts[-1]):
+            return self.counts[-1].asked
+        return None
 
     def wants(self, length: int, policy: LengthPolicy) -> int:
         """Take note that the policy would draft so deep now; returns that."""
@@ -194,18 +235,21 @@ class Row:
     @property
     def stats(self) -> RowStats:
         """The counts as policies read them, computed when one does."""
-        for step in self.counts[self._stats.steps :]:
-            self._stats = one_more(self._stats, step)
+        self._stats = counted(self._stats, self.counts[self._stats.steps :])
         return self._stats
 
 
 def wanted(rows: Sequence[Row], policy: LengthPolicy) -> list[int]:
     """How deep the policy would draft now, in each row."""
-    if len(rows) > 1 and not all(row.rests for row in rows):
+    kept = [row.kept(policy) for row in rows]
+    if len(rows) > 1 and None in kept:
         depth = policy.together([row.stats for row in rows])
         if depth is not None:
             return [row.wants(depth, policy) for row in rows]
-    return [0 if row.rests else row.wants(policy.length(row.stats), policy) for row in rows]
+    return [
+        row.wants(policy.length(row.stats), policy) if depth is None else depth
+        for row, depth in zip(rows, kept, strict=True)
+    ]
 
 
 TEXTS = ": target.tokenizer makes token ids of a text, and draftsmith.Generator takes texts."

@@ -155,9 +155,6 @@ class RowStats:
     accepted: int = 0
     last_offered: int = 0
     last_accepted: int = 0
-    last_asked: int = 0
-    vain: int = 0
-    """Steps that were to draft and found nothing to, since one last did."""
     misses: int = 0
     """Drafts since one had a token accepted."""
     idle: int = 0
@@ -222,6 +219,11 @@ class LengthPolicy(Protocol):
         """One depth for all rows of a batch, two or more; None: each row's is its own `length`.
         None, unless redefined."""
         return None
+
+    def keeps(self, steps: int, last: StepCount) -> bool:
+        """Whether a row drafts as deep as in its last step, after so many, so that its past need
+        not be counted up. A batch keeps its depth where all rows do. False, unless redefined."""
+        return False
 
     def rest(self, pause: int) -> int:
         """Say after how many steps the policy is asked again about a row that drafts nothing now.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, zip_longest
 
-from draftsmith.core.rows import one_more
+from draftsmith.core.rows import one_more, rested
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 
 LONGEST_AUTO = 16
@@ -97,7 +97,7 @@ _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
 _TRIAL, _BEST, _TRIED = 8, 0.95, 2
 _REST, _LONGER, _LONGEST = 4, 0.4, 16  # steps that an idle row rests: at first, a share, at most
-_HELD, _VAIN, _YOUNG, _SHORT = 2, 4, 8, 3  # steps of a decision: short drafts of a row beyond youth
+_HELD, _ENDED, _YOUNG, _SHORT = 2, 4, 8, 3  # steps that a decision holds in a row beyond youth
 _WHOLE = 4.0  # places behind which no draft had ended, before any is seen
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
@@ -195,13 +195,13 @@ class CostAware(LengthPolicy):
     draft fails at once: an idle row tries again (the forecasts are judged without this). It
     decides again after four steps, later after 0.4 times as many as it has been idle, 16 at most.
     Behind its first eight steps a row that drafts at most three tokens decides at every second one,
-    and while it finds nothing at every fourth: a forecast takes 2 % of a small model's step, in an
-    idle row 5 %. s shrinks where the row's first tokens look unlike `usual` (by a log-likelihood
-    ratio above 4): a row that is unlike all others goes by itself. Where no depth pays at these
-    rates and no row has told otherwise, the first drafts hope for rates of 0.95, until a batch was
-    offered eight tokens, each row two: a dear drafter is tried, too. A batch drafts where that is
-    4 % faster: its rows then get ahead of each other and end one by one, and those left decode no
-    more cheaply.
+    and while its drafts end before the depth that was chosen, or it finds nothing, at every fourth:
+    a forecast takes 2 % of a small model's step, in an idle row 5 %. s shrinks where the row's
+    first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that is unlike all
+    others goes by itself. Where no depth pays at these rates and no row has told otherwise, the
+    first drafts hope for rates of 0.95, until a batch was offered eight tokens, each row two: a
+    dear drafter is tried, too. A batch drafts where that is 4 % faster: its rows then get ahead of
+    each other and end one by one, and those left decode no more cheaply.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -222,18 +222,18 @@ class CostAware(LengthPolicy):
     def rest(self, pause: int) -> int:
         return min(max(_REST, int(_LONGER * pause)), _LONGEST)
 
+    def keeps(self, steps: int, last: StepCount) -> bool:
+        """See `LengthPolicy`."""
+        ended = last.offered < last.asked
+        held = _ENDED if ended else _HELD if last.asked <= _SHORT else 1
+        return last.asked > 0 and steps > _YOUNG and steps % held > 0
+
     def length(self, stats: RowStats) -> int:
         return self.together([stats])
 
     def together(self, stats: Sequence[RowStats]) -> int:
         """See `LengthPolicy`: that of most tokens per second of the batch. A step in which one row
         drafts lasts nearly as long as one in which all do, so either all do or none."""
-        last = max([row.last_asked for row in stats])
-        vain = all(row.vain for row in stats)
-        held = _VAIN if vain else _HELD if last <= _SHORT else 1
-        steps = stats[0].steps
-        if last and steps > _YOUNG and steps % held:
-            return last
         now = self.doubting(sum([row.idle for row in stats]) / len(stats))
         chosen = now.best_depth(stats, [now.rates(row) for row in stats])
         left = _TRIAL - sum([row.offered for row in stats])
@@ -341,7 +341,13 @@ class CostAware(LengthPolicy):
             return self
         past, longest, stats = self.past, self.costs.longest, RowStats()
         tried_D, kept_D, lead = [0.0] * longest, [0.0] * longest, 0.0
+        idle = 0  # steps that are not counted yet
         for step in row:
+            if step.asked == 0:
+                idle += 1
+                continue
+            if idle:
+                stats, idle = rested(stats, idle), 0
             reached = min(step.accepted + 1, step.offered, longest)
             for d, (own, common) in enumerate(islice(self.forecasts(stats), reached)):
                 kept = float(d < step.accepted)
@@ -349,12 +355,13 @@ class CostAware(LengthPolicy):
                 kept_D[d] += kept
                 lead += (own - kept) ** 2 - (common - kept) ** 2
             stats = one_more(stats, step)
-        ends = [step.ends() for step in row]
+        drafts = [step for step in row if step.asked]
+        ends = [(0, 0, 0, 0), *(step.ends() for step in drafts)]  # also where none drafted
         asked_on, ended, asked_on_kept, ended_kept = map(sum, zip(*ends, strict=True))
         return replace(
             self,
             past=Experience(
-                asked=_FADE * past.asked + sum(step.asked > 0 for step in row),
+                asked=_FADE * past.asked + len(drafts),
                 asked_on=_FADE * past.asked_on + asked_on,
                 ended=_FADE * past.ended + ended,
                 asked_on_kept=_FADE * past.asked_on_kept + asked_on_kept,
@@ -389,6 +396,9 @@ class Learning(LengthPolicy):
 
     def together(self, stats: Sequence[RowStats]) -> int:
         return self.policy.together(stats)
+
+    def keeps(self, steps: int, last: StepCount) -> bool:
+        return self.policy.keeps(steps, last)
 
     def learn(self, rows: Sequence[Sequence[StepCount]]) -> None:
         for row in rows:
