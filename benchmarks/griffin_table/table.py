@@ -425,7 +425,8 @@ class Table:
             for method, temperature in self.cells
             if self.is_counted(method, temperature)
         ]
-        for one in rows:
+        exact = [one for one in rows if one["rule"] not in LOSSY_RULES]  # others say other texts
+        for one in exact:
             method, temperature = one["method"], one["temperature"]
             if method != OURS and self.is_counted(OURS, temperature):
                 cells = (read_json(self.path(name, temperature), "cell") for name in (OURS, method))
@@ -434,7 +435,7 @@ class Table:
             if one["trained_tokens"] is not None and any(further):
                 one["further_seeds"] = further
         for heat in sorted({one["temperature"] for one in rows}):
-            ranked = [one for one in rows if one["temperature"] == heat]
+            ranked = [one for one in exact if one["temperature"] == heat]
             ranked.sort(key=lambda one: -one["mean"])
             for one, below in itertools.pairwise(ranked):
                 names = (one["method"], below["method"])
@@ -614,7 +615,7 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
 
 def ranking(rows: Sequence[Mapping[str, Any]]) -> str:
     """By temperature, the most tokens per step first: how many more than the next one has, and how
-    many more ours has than it."""
+    many more ours has than it; of methods that keep the text."""
     some = [row for row in rows if "over_next" in row or "ours_over_it" in row]
     if not some:
         return ""

@@ -1507,19 +1507,22 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
         f"{ends('GRIFFIN', 0)} and {more('GRIFFIN', 1)} more at T = 1 {ends('GRIFFIN', 1)}, "
         f"{more('FSPAD', 0)} and {more('FSPAD', 1)} more than FSPAD."
     ) in text
-    order = [ours, "FSPAD", "GRIFFIN", "EAGLE-2"]
-    for better, worse in itertools.pairwise(order):
-        assert found[better, 0]["mean"] > found[worse, 0]["mean"]
+    order = [ours, "FSPAD", "EAGLE-3", "HASS", "GRIFFIN", "EAGLE-2", "Medusa"]
+    assert [found[name, 0]["over_next"]["method"] for name in order[:-1]] == order[1:]
     assert all(found[name, 0]["over_next"]["ci95"][0] > 1 for name in order)
-    low, high = found["EAGLE-2", 1]["over_next"]["ci95"]
-    assert found["EAGLE-2", 1]["over_next"]["method"] == "GRIFFIN" and low < 1 < high, "level"
+    for name, level in (("EAGLE-2", "GRIFFIN"), ("EAGLE-3", "HASS")):
+        below = found[name, 1]["over_next"]
+        assert below["method"] == level and below["ci95"][0] < 1 < below["ci95"][1], "level"
     fewer = [
         100 * (1 - found[name, heat]["mean"] / first[name, heat]["mean"])
         for name, heat in itertools.product(order, (0, 1))
+        if (name, heat) in first
     ]
     assert f"All have {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
     learnt = {row["trained_tokens"] for row in found.values() if row["method"] in order}
     assert learnt == {2097152} and f"read it {2.097152 / 1.091343:.1f} times" in text
+    typical = found["Medusa (typical)", 1]
+    assert not typical.keys() & {"over_next", "ours_over_it"}, "other texts: not compared"
 
 
 def test_what_is_said_of_stages_and_controls_is_in_the_record() -> None:
