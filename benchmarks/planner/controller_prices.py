@@ -189,6 +189,9 @@ class Noted:
     def together(self, stats: Sequence[RowStats]) -> int | None:
         return self.policy.together(stats)
 
+    def keeps(self, steps: int, last: StepCount) -> bool:
+        return self.policy.keeps(steps, last)
+
     def rest(self, pause: int) -> int:
         return self.policy.rest(pause)
 
