@@ -426,9 +426,9 @@ class Table:
             if self.is_counted(method, temperature)
         ]
         exact = [one for one in rows if one["rule"] not in LOSSY_RULES]  # others say other texts
-        for one in exact:
+        for one in rows:
             method, temperature = one["method"], one["temperature"]
-            if method != OURS and self.is_counted(OURS, temperature):
+            if one in exact and method != OURS and self.is_counted(OURS, temperature):
                 cells = (read_json(self.path(name, temperature), "cell") for name in (OURS, method))
                 one["ours_over_it"] = ratio(*cells)
             further = [of_seed(out, method, temperature) for out in self.options.seed_tables]
@@ -464,14 +464,14 @@ def path_of(out: Path, method: str, temperature: float) -> Path:
 
 def of_seed(out: Path, method: str, temperature: float) -> dict[str, Any] | None:
     """What the table of a further seed says of a method: its mean of suites, and ours over it where
-    both are counted there; None: it was not trained with that seed."""
+    both are counted there and it keeps the text; None: it was not trained with that seed."""
     path = path_of(out, method, temperature)
     if not path.exists():
         return None
     cell = read_json(path, "cell")
     said: dict[str, Any] = {"mean": round(mean_of(cell), 4)}
     ours = path_of(out, OURS, temperature)
-    if method != OURS and ours.exists():
+    if method != OURS and ours.exists() and cell["rule"] not in LOSSY_RULES:
         said["ours_over_it"] = ratio(read_json(ours, "cell"), cell)
     return said
 

@@ -113,7 +113,11 @@ def test_the_law_of_rows_that_decide_together() -> None:
         assert chisquare([texts[text] for text in law], expected).pvalue > 1e-4
 
 
-CHAINS = [case for case in CASES if case.label in ("prompt_lookup", "independent-chain")]
+CHAINS = [
+    case
+    for case in CASES
+    if case.label in ("prompt_lookup", "independent-chain", "independent-chain-confident")
+]
 ratio = st.floats(0.2, 3.0)
 
 
@@ -132,7 +136,8 @@ def test_emitted_law_whatever_steps_cost_and_other_rows_met(
     case: Case, costs: tuple[float, ...], met: list[float], lead: float, short: bool
 ) -> None:
     """Four tokens, with any costs and any past: each makes another rule of when to draft how
-    deep. `short`: rows rest for a step, and hold a decision from their first one on."""
+    deep. `short`: rows rest for a step, and hold a decision from their first one on, where a draft
+    ended before the depth that was chosen."""
     keep = min(support(case), 2)
     ended, asked_on, hit, found, asked = met
     policy = CostAware(
@@ -155,7 +160,13 @@ def test_emitted_law_whatever_steps_cost_and_other_rows_met(
         policy=EachByItself(policy),
     )
     with pytest.MonkeyPatch.context() as patch:
-        for name, steps in {"_REST": 1, "_LONGER": 0.0, "_ENDED": 2, "_YOUNG": 0}.items():
+        for name, steps in {
+            "_REST": 1,
+            "_LONGER": 0.0,
+            "_ENDED": 4,
+            "_HELD": 1,
+            "_YOUNG": 0,
+        }.items():
             if short:
                 patch.setattr(length_policy, name, steps)
         check(case, sparse(keep, 0), sparse(keep, 1), options)
@@ -270,7 +281,7 @@ def test_a_policy_is_told_what_was_asked_for_and_what_was_there(there: bool) -> 
 
 
 def test_a_controller_and_static_shapes() -> None:
-    case = CHAINS[1]
+    case = next(case for case in CHAINS if case.label == "independent-chain")
     target, draft_model = models(case)
     options = DecodeOptions(
         sampler=SETTINGS["min_p"],

@@ -1518,9 +1518,9 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
         for name, heat in itertools.product(order, (0, 1))
         if (name, heat) in first
     ]
-    assert f"All have {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
+    assert f"What learnt has {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
     learnt = {row["trained_tokens"] for row in found.values() if row["method"] in order}
-    assert learnt == {2097152} and f"read it {2.097152 / 1.091343:.1f} times" in text
+    assert learnt == {2097152} and f"was read {2.097152 / 1.091343:.1f} times" in text
     typical = found["Medusa (typical)", 1]
     assert not typical.keys() & {"over_next", "ours_over_it"}, "other texts: not compared"
 

@@ -84,6 +84,21 @@ def test_the_study_of_the_length_policy_counts_the_loops_of_its_texts(
     assert shares[0] > 0.9 and shares[1] < 0.1, shares
 
 
+def test_the_study_decodes_by_the_policy_that_it_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (BENCHMARKS, BENCHMARKS / "planner"):
+        monkeypatch.syspath_prepend(folder)
+    from controller_prices import Noted
+
+    from draftsmith.core.decode import DecodeOptions
+    from draftsmith.core.types import StepCount
+    from draftsmith.plan.length_policy import CostAware, Learning, StepCosts
+
+    costs = StepCosts(target_D=(1.0, 1.1), draft_D=(0.0, 0.1), in_vain=1.0)
+    noted = Noted(policy=Learning(CostAware(costs=costs)), rows=[])
+    assert DecodeOptions(policy=noted).policy is noted  # a policy of another kind is refused
+    assert noted.keeps(9, StepCount(asked=1, offered=1, accepted=1))
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not TARGET.is_dir(), reason="models/mini-code is not here")
 def test_a_quick_run_measures_predicts_and_keeps_its_results_to_itself(

@@ -140,7 +140,7 @@ def test_the_length_is_the_best_by_enumeration(
 ) -> None:
     target, draft = zip(*costs, strict=True)
     policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
-    # every depth is known and no decision is held: there is no other limit
+    # every depth is known: there is no other limit
     stats = past([(DEPTH, DEPTH), *steps])
     rates = list(policy.rates(stats))
     assert len(rates) == policy.max_length == len(costs) - 1
@@ -649,6 +649,21 @@ def test_a_decision_is_held() -> None:
     assert held(count_of(4, 4, 4)) == held(count_of(0, 0, 0)) == []
 
 
+def faded(stats: RowStats) -> RowStats:
+    """A step that is not to draft: counts fade, nothing else is known."""
+    fade = 1.0 - 1.0 / min(10.0 + 0.7 * stats.steps, 64.0)
+    scaled = ("asked", "found", "asked_on", "ended", "asked_on_kept", "ended_kept")
+    return replace(
+        stats,
+        steps=stats.steps + 1,
+        idle=stats.idle + 1,
+        last_offered=0,
+        last_accepted=0,
+        **{name: fade * getattr(stats, name) for name in scaled},
+        **{name: tuple(fade * n for n in getattr(stats, name)) for name in ("tried_D", "kept_D")},
+    )
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, DEPTH)), max_size=6))
 def test_steps_that_rest_are_counted_at_once_as_one_by_one(runs: list[tuple[int, int]]) -> None:
     """So many steps that draft nothing, then one that drafts so deep (0: nothing either)."""
@@ -657,14 +672,20 @@ def test_steps_that_rest_are_counted_at_once_as_one_by_one(runs: list[tuple[int,
         for idle, depth in runs
         for step in [*[count_of(0, 0, 0)] * idle, count_of(depth, depth, depth // 2)]
     ]
-    stats = RowStats()
+    met = Experience(asked=9.0, tried_D=(9.0, 4.0), kept_D=(5.0, 3.0), lead=1.0)
+    policy = CostAware(costs=linear(0.04, 0.1), past=met)
+    stats, lead = RowStats(), 0.0
     for step in steps:
-        stats = one_more(stats, step)
+        forecasts = itertools.islice(policy.forecasts(stats), min(step.accepted + 1, step.offered))
+        for d, (own, common) in enumerate(forecasts):
+            kept = d < step.accepted
+            lead += (own - kept) ** 2 - (common - kept) ** 2
+        stats = one_more(stats, step) if step.asked else faded(stats)
     found = counted(RowStats(), steps)
     for part in fields(RowStats):
         assert getattr(found, part.name) == pytest.approx(getattr(stats, part.name))
-    costs = linear(0.04, 0.1)
-    assert CostAware(costs=costs).after(steps).past.asked == sum(step.asked > 0 for step in steps)
+    if steps:
+        assert policy.after(steps).past.lead == pytest.approx(0.9 + 2.0 * lead)
 
 
 def test_a_batch_keeps_its_depth_where_all_rows_do() -> None:

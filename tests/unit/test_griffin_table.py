@@ -108,6 +108,40 @@ def test_methods_are_compared_on_the_same_prompts() -> None:
     assert low < griffin.ratio(one, mixed)["ratio"] < high
 
 
+def test_what_says_other_texts_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typical acceptance has the most tokens per step, and no place among the others."""
+    drafters, out = tmp_path / "drafters", tmp_path / "table"
+    for kind in ("medusa", "unrolled"):
+        (drafters / f"{kind}-2e-3").mkdir(parents=True)
+        results = {"held_out": {"acceptance": 0.5}, "tokens": 9}
+        (drafters / f"{kind}-2e-3/run.json").write_text(json.dumps({"results": results}))
+    (out / "cells").mkdir(parents=True)
+    (out / "prompts.json").write_text(json.dumps({"suites": {"A": [[1], [2]]}}))
+    for name, kind, rule, tokens in (
+        ("Medusa", "medusa", "auto", 2),
+        ("Medusa (typical)", "medusa", "typical", 9),
+        (griffin.OURS, "unrolled", "auto", 3),
+    ):
+        counts = cell((tokens, tokens), (1, 1))
+        drafter = f"{kind}:{drafters}/{kind}-2e-3"
+        content = {"drafter": drafter, "rule": rule, "suites": {"A": counts}}
+        griffin.path_of(out, name, 1.0).write_text(json.dumps(content))
+    monkeypatch.setattr(griffin.Table, "run", lambda self: None)
+    words = ["table.py", "--out", str(out), "--drafters", str(drafters)]
+    monkeypatch.setattr(sys, "argv", words)
+    griffin.main()
+    printed = capsys.readouterr().out
+    assert "| 1 | Medusa (typical) | 0.0 M | 9.00 (9.00 to 9.00) |" in printed
+    assert printed.endswith(
+        "| 1 | unrolled (ours) | +50.0 % (+50.0 % to +50.0 %) than Medusa |  |\n"
+        "| 1 | Medusa |  | +50.0 % (+50.0 % to +50.0 %) |\n\n"
+    )
+    typical = griffin.of_seed(out, "Medusa (typical)", 1.0)
+    assert typical == {"mean": 9.0}
+
+
 def test_further_seeds_stand_beside_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,7 +214,7 @@ class Row:
         return taken
 
     def kept(self, policy: LengthPolicy) -> int | None:
-        """How deep to draft now without a look at the past; None: the policy decides."""
+        """How deep to draft now without a look at its statistics; None: the policy decides."""
         if self.pause < self.rests_until:
             return 0
         if self.counts and policy.keeps(len(self.counts), self.counts[-1]):

@@ -221,8 +221,9 @@ class LengthPolicy(Protocol):
         return None
 
     def keeps(self, steps: int, last: StepCount) -> bool:
-        """Whether a row drafts as deep as in its last step, after so many, so that its past need
-        not be counted up. A batch keeps its depth where all rows do. False, unless redefined."""
+        """Whether a row drafts as deep as in its last step, after so many steps, so that its
+        statistics need not be counted up. Rows that decide together keep their depth where all
+        do. False, unless redefined."""
         return False
 
     def rest(self, pause: int) -> int:

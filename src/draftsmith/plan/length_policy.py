@@ -97,7 +97,8 @@ _FADE = 0.9
 _DOUBT, _SURPRISE = 0.99, 4.0
 _TRIAL, _BEST, _TRIED = 8, 0.95, 2
 _REST, _LONGER, _LONGEST = 4, 0.4, 16  # steps that an idle row rests: at first, a share, at most
-_HELD, _ENDED, _YOUNG, _SHORT = 2, 4, 8, 3  # steps that a decision holds in a row beyond youth
+_HELD, _ENDED = 2, 4  # steps that a decision holds: of short drafts, and where the last one ended
+_YOUNG, _SHORT = 8, 3  # steps of a row before any holds; tokens of a short draft
 _WHOLE = 4.0  # places behind which no draft had ended, before any is seen
 # Chosen, with the memory in `rows`, with benchmarks/planner/constants.py: least loss against the
 # best fixed length of each case, over acceptance met in real texts and over synthetic processes
@@ -194,9 +195,9 @@ class CostAware(LengthPolicy):
     What the rows before met counts 0.99 times as much with every step that is not to draft, until a
     draft fails at once: an idle row tries again (the forecasts are judged without this). It
     decides again after four steps, later after 0.4 times as many as it has been idle, 16 at most.
-    Behind its first eight steps a row that drafts at most three tokens decides at every second one,
-    and while its drafts end before the depth that was chosen, or it finds nothing, at every fourth:
-    a forecast takes 2 % of a small model's step, in an idle row 5 %. s shrinks where the row's
+    Behind its first eight steps a row decides at every fourth one where its last draft ended before
+    the depth that was chosen, or found nothing, and at every second where it drafts at most three
+    tokens: a forecast takes 2 % of a small model's step. s shrinks where the row's
     first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that is unlike all
     others goes by itself. Where no depth pays at these rates and no row has told otherwise, the
     first drafts hope for rates of 0.95, until a batch was offered eight tokens, each row two: a
