@@ -263,3 +263,15 @@ def test_drafters_of_different_kinds_are_no_seeds_of_one_setting(
         "eagle feature_weight=2.0": 1,
         "medusa heads=2": 1,
     }
+
+
+def test_a_pass_that_cannot_fit_into_memory_is_refused(
+    tmp_path: Path, command: Command, store: Path
+) -> None:
+    """Free memory is at hand for one text, not for 10^9 tokens; in more passes each has fewer."""
+    words = ["--drafter", "eagle", "--batch-tokens", str(10**9)]
+    said = distil(command, store, tmp_path / "large", *words)
+    assert "--batch-tokens 1000000000 has 1000000000 tokens in a pass, more than the" in said
+    assert "a larger --gradient-accumulation" in said
+    said = distil(command, store, tmp_path / "parts", *words, "--gradient-accumulation", "4")
+    assert "has 250000000 tokens in a pass" in said
