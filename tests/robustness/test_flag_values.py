@@ -18,7 +18,7 @@ from draftsmith.config import MOST, Flag, flags_of
 ARTEFACTS = Path(__file__).parents[1] / "net/artefacts"
 COUNTS = ("0", str(MOST))
 SIZES = ("0", "1e30", "1e-30", "inf")
-LONG = {("pretrain", "--batch-tokens"), ("plan fit", "--bootstrap")}
+LONG = {("plan fit", "--bootstrap")}
 """Work that was asked for and takes its time."""
 SLOW = {"quickstart", "doctor", "bench", "bench --perplexity", "distill", "distill --online"}
 """Each run takes seconds; `generate`, `tune` and `pretrain` have most of their flags."""

@@ -22,6 +22,7 @@ from tests.tiny_models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from draftsmith.bench.compare.model import compare, read_runs
+from draftsmith.distill import distributed
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,11 @@ def test_values_without_meaning(
         ("eagle", "--laws teacher --top-k 9999", "--top-k 9999: the target has"),
         ("medusa", "--feature-weight 1", "medusa imitates no states"),
         ("hass", "--objective sft --top-weight 1", "learns from tokens, not from laws"),
-        ("eagle", "--token-weight 0 --feature-weight 0", "cannot both weigh nothing"),
+        (
+            "eagle",
+            "--token-weight 0 --feature-weight 0",
+            "--token-weight and --feature-weight cannot both be 0",
+        ),
         ("eagle", "--token-weight 0 --top-weight 1", "give --token-weight, too"),
         ("eagle", "--token-weight -1", "0 or more"),
     ],
@@ -266,12 +271,13 @@ def test_drafters_of_different_kinds_are_no_seeds_of_one_setting(
 
 
 def test_a_pass_that_cannot_fit_into_memory_is_refused(
-    tmp_path: Path, command: Command, store: Path
+    tmp_path: Path, command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Free memory is at hand for one text, not for 10^9 tokens; in more passes each has fewer."""
-    words = ["--drafter", "eagle", "--batch-tokens", str(10**9)]
+    """At 1 KiB a token 64 fit, and 65 do not; in two passes each has half."""
+    words = ["--drafter", "eagle", "--batch-tokens", "64", "--block-length", "32"]
+    monkeypatch.setattr(distributed, "memory_bytes", lambda: 64 * 1024 - 1)
     said = distil(command, store, tmp_path / "large", *words)
-    assert "--batch-tokens 1000000000 has 1000000000 tokens in a pass, more than the" in said
-    assert "a larger --gradient-accumulation" in said
-    said = distil(command, store, tmp_path / "parts", *words, "--gradient-accumulation", "4")
-    assert "has 250000000 tokens in a pass" in said
+    assert "--batch-tokens 64 has 64 tokens in a pass, more than 0.0 GiB of memory hold" in said
+    distil(command, store, tmp_path / "parts", *words, "--gradient-accumulation", "2", code=0)
+    monkeypatch.setattr(distributed, "memory_bytes", lambda: 64 * 1024)
+    distil(command, store, tmp_path / "fits", *words, code=0)

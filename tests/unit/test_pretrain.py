@@ -340,6 +340,15 @@ def test_a_model_that_cannot_fit_into_memory_is_refused_before_anything_is_read(
         pretrain.run(replace(base, model=replace(base.model, **change)))
 
 
+def test_a_pass_that_cannot_fit_into_memory_is_refused_before_anything_is_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretraining, "read_data", None)
+    asked = options(corpus, tmp_path, batch_tokens=10**12)
+    with pytest.raises(InputError, match=r"--batch-tokens 10{12} has 10{12} tokens in a pass\b"):
+        pretrain.run(asked)
+
+
 def test_the_bytes_that_are_refused_are_those_of_the_model() -> None:
     """A model of a given number of parameters needs sixteen bytes for each."""
     wanted = ArchitectureConfig(size="tiny", layers=2, vocab_size=400)

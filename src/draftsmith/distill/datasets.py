@@ -46,7 +46,7 @@ from draftsmith.distill.batches import (
     pack,
 )
 from draftsmith.distill.config import DistillConfig
-from draftsmith.distill.distributed import check_parts, started
+from draftsmith.distill.distributed import check_parts, check_pass
 from draftsmith.distill.trajectories import shards
 from draftsmith.distill.trajectories.collect import TransformersBackend, why_not
 from draftsmith.distill.trajectories.readers import ByteCache, ShardReader, StoredText
@@ -60,7 +60,7 @@ from draftsmith.distill.trajectories.types import (
     Trajectory,
 )
 from draftsmith.errors import BackendError, InputError
-from draftsmith.provenance import digest, free_memory_bytes, portable_text, recorded
+from draftsmith.provenance import digest, portable_text, recorded
 from draftsmith.targets.base import Target
 from draftsmith.targets.hf import EmbeddingAndHead, HFTarget
 
@@ -479,10 +479,6 @@ def batch_blocks(options: DistillConfig) -> int:
     return blocks_per_step(options.training.batch_tokens, options.training.block_length)
 
 
-LEAST_PER_TOKEN = 1024
-"""Bytes that a token of a pass takes in the training of any network, at the very least."""
-
-
 def check_batch(options: DistillConfig) -> None:
     """InputError for a batch that cannot be put together, divided or held in memory; nothing is
     loaded for this."""
@@ -494,14 +490,7 @@ def check_batch(options: DistillConfig) -> None:
     share = f", less --text-share {options.text_share:g}" if text else ""
     blocks = f"--batch-tokens {training.batch_tokens} / --block-length {training.block_length}"
     check_parts(training, batch_blocks(options) - text, f"blocks ({blocks}{share})")
-    rows = -(-batch_blocks(options) // (training.gradient_accumulation * started()))
-    tokens, free = rows * training.block_length, free_memory_bytes()
-    if free is not None and tokens * LEAST_PER_TOKEN > free:
-        raise InputError(
-            f"--batch-tokens {training.batch_tokens} has {tokens} tokens in a pass, more than the "
-            f"{free / 2**30:.1f} GiB of free memory hold; give fewer, or a larger "
-            "--gradient-accumulation"
-        )
+    check_pass(training)
 
 
 def text_blocks(options: DistillConfig) -> int:

@@ -407,3 +407,19 @@ def check_parts(training: ScheduleConfig, rows: int, what: str) -> None:
             f"--gradient-accumulation {passes}{each} divides a step into {parts} parts, but it has "
             f"only {rows} {what}: every part needs one; give more of these, or fewer parts"
         )
+
+
+_LEAST_PER_TOKEN = 1024
+"""Bytes that a token of a pass takes in the training of any network, at the very least."""
+
+
+def check_pass(training: ScheduleConfig) -> None:
+    """InputError for passes of more tokens than the machine's memory holds."""
+    parts, memory = training.gradient_accumulation * started(), memory_bytes()
+    tokens = -(-training.batch_tokens // parts)
+    if memory is not None and tokens * _LEAST_PER_TOKEN > memory:
+        raise InputError(
+            f"--batch-tokens {training.batch_tokens} has {tokens} tokens in a pass, more than "
+            f"{memory / 2**30:.1f} GiB of memory hold; give fewer, or a larger "
+            "--gradient-accumulation"
+        )

@@ -39,6 +39,7 @@ from draftsmith.distill.checkpoint import finished_folder, model_ending, save_mo
 from draftsmith.distill.config import PretrainConfig
 from draftsmith.distill.distributed import (
     check_parts,
+    check_pass,
     device_memory,
     precision_of,
     start_accelerator,
@@ -83,6 +84,7 @@ def pretrain(options: PretrainConfig, record: Run) -> PretrainResult:
     longest = training.longest
     blocks = f"blocks of {longest} tokens (--batch-tokens {training.batch_tokens})"
     check_parts(training, training.batch_tokens // longest, blocks)
+    check_pass(training)
     accelerator = start_accelerator(options)
     parts = accelerator.num_processes if training.parallel == "sharded" else 1
     check_memory(options.model, device_memory(accelerator.device), parts)

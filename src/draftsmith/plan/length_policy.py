@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, zip_longest
 
-from draftsmith.core.rows import one_more, rested
+from draftsmith.core.rows import counted
 from draftsmith.core.types import LengthPolicy, RowStats, StepCount
 
 LONGEST_AUTO = 16
@@ -197,12 +197,12 @@ class CostAware(LengthPolicy):
     decides again after four steps, later after 0.4 times as many as it has been idle, 16 at most.
     Behind its first eight steps a row decides at every fourth one where its last draft ended before
     the depth that was chosen, or found nothing, and at every second where it drafts at most three
-    tokens: a forecast takes 2 % of a small model's step. s shrinks where the row's
-    first tokens look unlike `usual` (by a log-likelihood ratio above 4): a row that is unlike all
-    others goes by itself. Where no depth pays at these rates and no row has told otherwise, the
-    first drafts hope for rates of 0.95, until a batch was offered eight tokens, each row two: a
-    dear drafter is tried, too. A batch drafts where that is 4 % faster: its rows then get ahead of
-    each other and end one by one, and those left decode no more cheaply.
+    tokens: a forecast takes 2 % of a small model's step. s shrinks where the row's first tokens
+    look unlike `usual` (by a log-likelihood ratio above 4): a row that is unlike all others goes by
+    itself. Where no depth pays at these rates and no row has told otherwise, the first drafts hope
+    for rates of 0.95, until a batch was offered eight tokens, each row two: a dear drafter is
+    tried, too. A batch drafts where that is 4 % faster: its rows then get ahead of each other and
+    end one by one, and those left decode no more cheaply.
 
     Of `usual` and `own`, each depth is drawn towards what the one before it suggests (as if behind
     2 + d trials one more succeeded), since deep places are seen seldom; upwards, since a draft that
@@ -342,20 +342,17 @@ class CostAware(LengthPolicy):
             return self
         past, longest, stats = self.past, self.costs.longest, RowStats()
         tried_D, kept_D, lead = [0.0] * longest, [0.0] * longest, 0.0
-        idle = 0  # steps that are not counted yet
-        for step in row:
+        begin = 0  # of the steps that are not counted yet
+        for number, step in enumerate(row):
             if step.asked == 0:
-                idle += 1
                 continue
-            if idle:
-                stats, idle = rested(stats, idle), 0
+            stats, begin = counted(stats, row[begin:number]), number
             reached = min(step.accepted + 1, step.offered, longest)
             for d, (own, common) in enumerate(islice(self.forecasts(stats), reached)):
                 kept = float(d < step.accepted)
                 tried_D[d] += 1.0
                 kept_D[d] += kept
                 lead += (own - kept) ** 2 - (common - kept) ** 2
-            stats = one_more(stats, step)
         drafts = [step for step in row if step.asked]
         ends = [(0, 0, 0, 0), *(step.ends() for step in drafts)]  # also where none drafted
         asked_on, ended, asked_on_kept, ended_kept = map(sum, zip(*ends, strict=True))

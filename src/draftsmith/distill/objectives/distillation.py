@@ -680,7 +680,9 @@ class Imitation:
         good = min(self.token_weight, self.feature_weight, self.top_weight) >= 0
         require(good, "the weights of the token, top and feature terms are 0 or more")
         good = max(self.token_weight, self.feature_weight) > 0
-        require(good, "the token and the feature term cannot both weigh nothing")
+        require(
+            good, "--token-weight and --feature-weight cannot both be 0: nothing would be learnt"
+        )
         good = self.token_weight > 0 or not self.top_weight
         require(good, "the top term belongs to the token term: give --token-weight, too")
 
