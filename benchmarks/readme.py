@@ -309,17 +309,17 @@ def griffin(name: str = "griffin-table.json") -> Iterator[str]:
         yield from further.splitlines()
 
 
-def griffin_order() -> Iterator[str]:
+def griffin_order(name: str = "griffin-order.json") -> Iterator[str]:
     """Short continuations of trained drafters."""
-    path = RESULTS / "griffin-order.json"
+    path = RESULTS / name
     if not path.exists():
         return
     found = json.loads(path.read_text(encoding="utf-8"))
     tokens = {row["trained_tokens"] for row in found["rows"]}
     yield (
         f"Chains of five below every position of {found['prompts']} greedy texts of the three "
-        f"suites; each setting has gone on for {max(tokens):,} tokens at a rate of "
-        f"{found['learning_rate']:g}:"
+        f"suites; each setting has gone on for {max(tokens):,} tokens in steps of "
+        f"{found['batch_tokens']:,}, at a rate of {found['learning_rate']:g}:"
     )
     yield ""
     yield from order.table(found["rows"]).splitlines()
@@ -396,6 +396,7 @@ def main() -> None:
     fill("docs/feature-drafters.md", [*griffin("griffin-equal.json")], "equal")
     fill("docs/feature-drafters.md", [*griffin("griffin-equal-2.json")], "again")
     fill("docs/feature-drafters.md", [*griffin_order()], "order")
+    fill("docs/feature-drafters.md", [*griffin_order("griffin-order-2.json")], "order-again")
     fill("docs/feature-drafters.md", [*griffin_stages()], "stages")
     fill("docs/measured.md", [*peers()], "real")
     fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")

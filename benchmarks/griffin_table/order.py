@@ -120,7 +120,7 @@ class Work:
 
     kept: tuple[str, ...] = KEPT
     """Options that do not change, see `KEPT`."""
-    recorded: tuple[str, ...] = ("max_new_tokens", "learning_rate")
+    recorded: tuple[str, ...] = ("max_new_tokens", "learning_rate", "batch_tokens")
     """Options that results.json has."""
 
     def __init__(self, options: argparse.Namespace) -> None:

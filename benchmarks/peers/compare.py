@@ -47,8 +47,8 @@ from draftsmith.targets.hf import load_tokenizer
 from peers.files import write_eagle, write_gguf
 
 HERE = Path(__file__).resolve().parent
-LAYER = f"hass:{HERE.parents[1] / 'models' / 'smollm2' / 'hass'}"
-"""The drafter that is shipped for this model."""
+LAYER = f"unrolled:{HERE.parents[1] / 'models' / 'smollm2' / 'unrolled'}"
+"""The best drafter that is shipped for this model."""
 RESULTS = HERE.parent / "results" / "peers.json"
 SUITES = {
     "humaneval": "prompts/humaneval/HumanEval.jsonl.gz",
@@ -166,8 +166,8 @@ def _draftsmith(files: Files, threads: int) -> Iterator[Row]:
     drafters: list[tuple[str, str, str | None]] = [
         ("prompt_lookup", "prompt_lookup", "auto"),
         ("suffix", "suffix", None),
-        ("hass", LAYER, None),
-        ("suffix+hass", f"suffix+{LAYER}", None),
+        ("unrolled", LAYER, None),
+        ("suffix+unrolled", f"suffix+{LAYER}", None),
     ]
     if files.draft is not None:
         drafters.append(("draft_model", f"independent:{files.draft}", "auto"))
