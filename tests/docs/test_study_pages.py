@@ -1528,19 +1528,29 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
         f"{ends('GRIFFIN', 0)} and {more('GRIFFIN', 1)} more at T = 1 {ends('GRIFFIN', 1)}, "
         f"{more('FSPAD', 0)} and {more('FSPAD', 1)} more than FSPAD."
     ) in text
-    order = [ours, "FSPAD", "EAGLE-3", "HASS", "GRIFFIN", "EAGLE-2", "Medusa"]
+    order = [ours, "FSPAD", "EAGLE-3", "HASS", "GRIFFIN", "EAGLE-2", "Lookahead", "Medusa"]
     assert [found[name, 0]["over_next"]["method"] for name in order[:-1]] == order[1:]
     assert all(found[name, 0]["over_next"]["ci95"][0] > 1 for name in order)
-    for name, level in (("EAGLE-2", "GRIFFIN"), ("EAGLE-3", "HASS")):
-        below = found[name, 1]["over_next"]
+    for name, level, heat in (
+        *(("EAGLE-1", "EAGLE-2", 1), ("EAGLE-2", "GRIFFIN", 1), ("EAGLE-3", "HASS", 1)),
+        *(("EAGLE-1", "PLD", 0), ("PLD", "recycling", 0)),
+    ):
+        below = found[name, heat]["over_next"]
         assert below["method"] == level and below["ci95"][0] < 1 < below["ci95"][1], "level"
+    tau = {key: f"{row['mean']:.2f}" for key, row in found.items()}
+    assert f"they bring {tau['EAGLE-1', 0]} where those bring {tau['EAGLE-2', 0]}" in text
+    assert f"has {tau['Lookahead', 0]} at T = 0, more than Medusa ({tau['Medusa', 0]})" in text
+    assert f"at a rate of 5e-4, has {tau['SpS', 0]} and {tau['SpS', 1]}" in text
+    copying = ("Lookahead", "PLD", "recycling")
+    assert all(found[name, 1]["mean"] < found["SpS", 1]["mean"] for name in copying)
+    learning = [name for name in order if name != "Lookahead"]
     fewer = [
         100 * (1 - found[name, heat]["mean"] / first[name, heat]["mean"])
-        for name, heat in itertools.product(order, (0, 1))
+        for name, heat in itertools.product(learning, (0, 1))
         if (name, heat) in first
     ]
     assert f"What learnt has {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
-    learnt = {row["trained_tokens"] for row in found.values() if row["method"] in order}
+    learnt = {row["trained_tokens"] for row in found.values() if row["trained_tokens"]}
     assert learnt == {2097152} and f"was read {2.097152 / 1.091343:.1f} times" in text
     seeds = {heat: ours_by_seed(found["FSPAD", heat]) for heat in (0, 1)}
     first, second = (
