@@ -1435,6 +1435,7 @@ def test_the_missed_bar_of_the_length_policy_is_its_record() -> None:
         ("equal", readme.griffin("griffin-equal.json")),
         ("again", readme.griffin("griffin-equal-2.json")),
         ("order", readme.griffin_order()),
+        ("order-again", readme.griffin_order("griffin-order-2.json")),
         ("stages", readme.griffin_stages()),
     ],
 )
@@ -1569,6 +1570,53 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
     assert f"change their means by {100 * max(changes):.1f} % at most" in text
     typical = found["Medusa (typical)", 1]
     assert not typical.keys() & {"over_next", "ours_over_it"}, "other texts: not compared"
+
+
+def test_what_is_said_of_continuations_behind_fewer_tokens_is_in_the_record() -> None:
+    rows = result("griffin-order-2")["rows"]
+    text = said("docs/feature-drafters.md").partition("### The same behind 2.1 million tokens")[2]
+    after = {
+        (row["shows"], row["kind"], row["forwards"], row["top_weight"]): row["after"]
+        for row in rows
+    }
+    tau = {key: one["tokens_per_step"] for key, one in after.items()}
+    assert all(row["after"]["tokens_per_step"] > row["before"]["tokens_per_step"] for row in rows)
+    grid: dict[tuple[str, int], list[float]] = {}
+    for (shows, kind, forwards, _), one in tau.items():
+        if shows == "top-10":
+            grid.setdefault((kind, forwards), []).append(one)
+    assert [len(weights) for weights in grid.values()] == [3] * 5
+    widest = max(max(weights) - min(weights) for weights in grid.values())
+    assert f"no network differs by more than {widest:.3f} tokens per step" in text
+    three = {
+        "eagle": ("protocol", "hass", 3, 0.0),
+        "fspad": ("chain", "unrolled", 3, 0.0),
+    }
+    gains = {}
+    for kind, key in three.items():
+        one = ("top-10", kind, 1, 0.0)
+        gains[kind] = f"{100 * (tau[key] / tau[one] - 1):.1f} %"
+        ahead = [
+            a - b for a, b in zip(after[key]["accuracies"], after[one]["accuracies"], strict=True)
+        ]
+        assert ahead[0] < 0.005 < min(ahead[1:]), "all of it behind the first draft"
+    assert (
+        f"goes on with three gains {gains['eagle']} over one that goes on as it was, FSPAD's in "
+        f"one graph {gains['fspad']}"
+    ) in text
+    one, several, hass, chain = (
+        tau[key]
+        for key in (
+            *(("top-10", "griffin", 1, 0.0), ("top-10", "griffin", 3, 0.0)),
+            *(("top-10", "hass", 3, 0.0), three["fspad"]),
+        )
+    )
+    assert (
+        f"({one:.3f} and {several:.3f}). HASS's has {100 * (hass / one - 1):.1f} % more than the "
+        f"better of the two, and FSPAD's with three forwards {100 * (chain / one - 1):.1f} % more"
+    ) in text
+    assert f"{hass:.3f} and, with twice the noise" in text
+    assert f"distance, {tau['scale', 'hass', 3, 0.0]:.3f}." in text
 
 
 def test_what_is_said_of_stages_and_controls_is_in_the_record() -> None:
