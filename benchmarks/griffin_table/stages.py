@@ -104,7 +104,7 @@ class Work(order.Work):
 
     kept = (*order.KEPT, "first_rate")
 
-    recorded = ("max_new_tokens", "learning_rate", "batch_tokens", "first_rate")
+    recorded = (*order.Work.recorded, "first_rate")
 
     def run(self) -> None:
         options = self.options

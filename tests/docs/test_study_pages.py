@@ -1350,8 +1350,8 @@ def test_two_turns_of_a_chat_count_where_pages_count_prompts() -> None:
         for name in ("speedup", "speedup_outside_loops")
     )
     assert (
-        f"`suffix` has {all_of[0]} times plain decoding, this layer {all_of[1]} and `suffix`, then "
-        f"this layer {all_of[2]}; outside of loops {outside[0]}, {outside[1]} and {outside[2]}."
+        f"`suffix` has {all_of[0]} times plain decoding, `unrolled` {all_of[1]} and both "
+        f"together {all_of[2]}; outside of loops {outside[0]}, {outside[1]} and {outside[2]}."
     ) in said("README.md")
     loops = [
         row["loop_share"]
@@ -1580,7 +1580,9 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
     ]
     assert f"What learnt has {min(fewer):.0f} to {max(fewer):.0f} % fewer tokens" in text
     learnt = {row["trained_tokens"] for row in found.values() if row["trained_tokens"]}
-    assert learnt == {2097152} and f"was read {2.097152 / 1.091343:.1f} times" in text
+    (tokens,) = learnt
+    stored = text.partition("from another store, with another seed: ")[2].partition(" million")[0]
+    assert f"was read {tokens / 1e6 / float(stored):.1f} times" in text
     seeds = {heat: ours_by_seed(found["FSPAD", heat]) for heat in (0, 1)}
     first, second = (
         ", ".join(f"{100 * (one['ratio'] - 1):.1f}" for one in seeds[heat][:2])

@@ -197,7 +197,7 @@ class CostAware(LengthPolicy):
     decides again after four steps, later after 0.4 times as many as it has been idle, 16 at most.
     Behind its first eight steps a row decides at every fourth one where its last draft ended before
     the depth that was chosen, or found nothing, and at every second where it drafts at most three
-    tokens: a forecast takes 2 % of a small model's step. s shrinks where the row's first tokens
+    tokens: a forecast takes 3 % of a small model's step. s shrinks where the row's first tokens
     look unlike `usual` (by a log-likelihood ratio above 4): a row that is unlike all others goes by
     itself. Where no depth pays at these rates and no row has told otherwise, the first drafts hope
     for rates of 0.95, until a batch was offered eight tokens, each row two: a dear drafter is
