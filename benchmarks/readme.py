@@ -1,5 +1,5 @@
 """Fill the blocks of measurements in README.md, docs/measured.md, docs/engine.md and
-docs/feature-drafters.md.
+docs/drafters-compared.md, and draw the figure of the last one.
 
     draftsmith quickstart --models models/mini-code --out runs/mini-code   # on an idle machine
     python benchmarks/readme.py
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.speedup import rejections_saved
-from draftsmith.provenance import write_text_atomic
-from griffin_table import order, stages
+from draftsmith.provenance import atomic_path, write_text_atomic
+from griffin_table import figure, order, stages
 from griffin_table import table as griffin_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -309,6 +309,15 @@ def griffin(name: str = "griffin-table.json") -> Iterator[str]:
         yield from further.splitlines()
 
 
+def draw_griffin(name: str, picture: Path) -> None:
+    """The figure of such a table."""
+    path = RESULTS / name
+    if path.exists():
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        with atomic_path(picture) as part:
+            part.write_bytes(figure.methods.draw(rows).png)
+
+
 def griffin_order(name: str = "griffin-order.json") -> Iterator[str]:
     """Short continuations of trained drafters."""
     path = RESULTS / name
@@ -391,13 +400,14 @@ def machine() -> list[str]:
 def main() -> None:
     fill("README.md", [*peers()])
     fill("docs/engine.md", [*engine()], "engine")
-    fill("docs/feature-drafters.md", [*griffin()], "griffin")
-    fill("docs/feature-drafters.md", [*griffin("griffin-shipped.json")], "shipped")
-    fill("docs/feature-drafters.md", [*griffin("griffin-equal.json")], "equal")
-    fill("docs/feature-drafters.md", [*griffin("griffin-equal-2.json")], "again")
-    fill("docs/feature-drafters.md", [*griffin_order()], "order")
-    fill("docs/feature-drafters.md", [*griffin_order("griffin-order-2.json")], "order-again")
-    fill("docs/feature-drafters.md", [*griffin_stages()], "stages")
+    fill("docs/drafters-compared.md", [*griffin()], "griffin")
+    fill("docs/drafters-compared.md", [*griffin("griffin-shipped.json")], "shipped")
+    fill("docs/drafters-compared.md", [*griffin("griffin-equal.json")], "equal")
+    fill("docs/drafters-compared.md", [*griffin("griffin-equal-2.json")], "again")
+    draw_griffin("griffin-equal-2.json", ROOT / "docs" / "drafters-compared" / "methods.png")
+    fill("docs/drafters-compared.md", [*griffin_order()], "order")
+    fill("docs/drafters-compared.md", [*griffin_order("griffin-order-2.json")], "order-again")
+    fill("docs/drafters-compared.md", [*griffin_stages()], "stages")
     fill("docs/measured.md", [*peers()], "real")
     fill("docs/measured.md", [*peers("peers-draft-model.json")], "draft-model")
     fill("docs/measured.md", [*machine(), *quickstart()], "quickstart")

@@ -35,6 +35,8 @@ GUIDES = (
     "concepts",
     "distill",
     "distillation-studies",
+    "drafters-compared",
+    "drafters-compared-toys",
     "feature-drafters",
     "live",
     "losslessness",

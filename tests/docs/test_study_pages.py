@@ -16,13 +16,14 @@ import readme
 from draftsmith.data.languages import find
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.plan import tables
+from griffin_table import figure as griffin_figure
 from griffin_table import stages
 from griffin_table import table as griffin_table
 from smollm2 import auto as smollm2_auto
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/distillation-studies.md"
-DRAFTERS = ROOT / "docs/feature-drafters.md"
+COMPARED, TOYS = ROOT / "docs/drafters-compared.md", ROOT / "docs/drafters-compared-toys.md"
 SETTINGS = {
     "undistilled": ("undistilled", 0),
     "KLD": ("kl", 400),
@@ -172,7 +173,7 @@ CLAIMS = [
 DISTILLBEAM = dict(CLAIMS)
 
 
-@pytest.mark.parametrize("page", ["distillation-studies", "feature-drafters", "live", "tune"])
+@pytest.mark.parametrize("page", ["distillation-studies", "drafters-compared-toys", "live", "tune"])
 def test_every_heading_above_results_says_that_models_are_toys(page: str) -> None:
     text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     headings = [
@@ -571,7 +572,7 @@ def drafters(model: str) -> dict[str, Any]:
 
 
 def test_the_loops_in_the_texts_of_the_drafters_study_are_in_its_records() -> None:
-    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    page = " ".join(TOYS.read_text(encoding="utf-8").split())
     code, ende = (drafters(model)["loop_share"] for model in ("mini-code", "mini-ende"))
     assert f"At T = 0, {100 * code['0']:.0f} % of mini-code's tokens lie in" in page
     assert f"(at T = 1, {100 * code['1']:.0f} %; of mini-ende's 0 % at both)" in page
@@ -584,7 +585,7 @@ def test_what_lies_outside_of_loops_is_in_a_record() -> None:
     record = drafters("mini-code-seeds-1")
     rows = {row["label"]: row for row in record["methods"]["rows"]}
     assert {row["seeds"] for row in rows.values()} == {1}
-    _, lines = table("tokens per step at T = 0, all / outside of loops", DRAFTERS)
+    _, lines = table("tokens per step at T = 0, all / outside of loops", TOYS)
     assert set(lines) == set(rows) - {"plain", "SpS, EAGLE-2's tree"}
     for name, cells in lines.items():
         tau, decoded = rows[name]["tau"], rows[name]["decoded"]
@@ -592,7 +593,7 @@ def test_what_lies_outside_of_loops_is_in_a_record() -> None:
             f"{tau[shape]['0'][0]:.2f} / {decoded[shape]['0']['tau_outside_loops']:.2f}"
             for shape in ("own", "chain")
         ]
-    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    page = " ".join(TOYS.read_text(encoding="utf-8").split())
     assert f"where {100 * record['loop_share']['0']:.0f} % of the target's tokens lie in" in page
 
 
@@ -612,7 +613,7 @@ def test_the_table_of_drafters_is_its_record() -> None:
     record = drafters("mini-code")
     rows = {row["label"]: row for row in record["methods"]["rows"]}
     rows[OURS] = record["combination"]["row"]
-    _, lines = table("drafter", DRAFTERS)
+    _, lines = table("drafter", TOYS)
     assert len(lines) == 6
     for name, (own, drawn, accuracy, seconds) in lines.items():
         tau = rows[name]["tau"]
@@ -632,14 +633,14 @@ def test_the_table_of_the_real_model_is_its_record() -> None:
 
     kinds = {row["kind"] for row in record["rows"]}
     best = [max((row for row in record["rows"] if row["kind"] == kind), key=both) for kind in kinds]
-    _, lines = table("network", DRAFTERS)
+    _, lines = table("network", COMPARED)
     assert list(lines) == [row["kind"].upper() for row in sorted(best, key=both, reverse=True)]
     for row in best:
         right = [f"{row['accuracies'][depth]:.2f}" for depth in (0, 1, 2, 4)]
         steps = [f"{row[name]:.2f}" for name in ("tokens_per_step", "tokens_per_step_t1")]
         shown = [str(row["forwards"]), f"{row['learning_rate']:g}", *right, *steps]
         assert lines[row["kind"].upper()] == shown
-    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    page = " ".join(COMPARED.read_text(encoding="utf-8").split())
     data, training = record["data"], record["training"]
     assert f"{data['answer_tokens'] / 1e6:.2f} million tokens to {data['trajectories']:,}" in page
     assert f"those of {training['held_out_prompts']} held-out prompts" in page
@@ -648,7 +649,7 @@ def test_the_table_of_the_real_model_is_its_record() -> None:
 def test_the_table_of_the_second_run_is_its_record() -> None:
     path = ROOT / "benchmarks/results/smollm2-drafters-2.json"
     record = json.loads(path.read_text(encoding="utf-8"))
-    _, lines = table("of the second run", DRAFTERS)
+    _, lines = table("of the second run", COMPARED)
     rows = sorted(
         record["rows"], key=lambda row: -(row["tokens_per_step"] + row["tokens_per_step_t1"])
     )
@@ -660,7 +661,7 @@ def test_the_table_of_the_second_run_is_its_record() -> None:
         assert cells[1:] == [*right, *steps]
     (ours,) = (row for row in rows if row["kind"] == "unrolled")
     (hass,) = (row for row in rows if row["kind"] == "hass")
-    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    page = " ".join(COMPARED.read_text(encoding="utf-8").split())
     more = [ours[name] / hass[name] - 1 for name in ("tokens_per_step", "tokens_per_step_t1")]
     assert f"gives {more[0]:.0%} (T = 0) and {more[1]:.0%} (T = 1)".replace("%", " %") in page
     data = record["data"]
@@ -706,7 +707,7 @@ def test_the_card_of_the_real_models_layer_is_its_record(kind: str, file: str) -
 
 
 def test_the_claims_about_drafters_are_in_their_records() -> None:
-    across, trained = claims(DRAFTERS.read_text(encoding="utf-8"))
+    across, trained = claims(TOYS.read_text(encoding="utf-8"))
     assert (len(across), len(trained)) == (9, 6)
     for row in across:
         claim, over = row["claim"].split(", ", 1)
@@ -724,7 +725,7 @@ def test_the_claims_about_drafters_are_in_their_records() -> None:
         assert row["here"] == written(one) and row["seeds"] == seeds_of(one)
     assert record["longer"]["steps"] == 4 * record["amounts"]["steps"]
     seconds = {row["label"]: f"{row['cpu_seconds']:.0f}" for row in record["longer"]["rows"]}
-    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    page = " ".join(TOYS.read_text(encoding="utf-8").split())
     assert (
         f"EAGLE-2 needs {seconds['EAGLE-2']} CPU seconds for it, GRIFFIN {seconds['GRIFFIN']}"
         in page
@@ -745,7 +746,7 @@ def test_the_table_of_forwards_is_its_record() -> None:
     record = drafters("mini-code")
     rows = {row["label"]: row for row in record["methods"]["rows"]}
     rows |= {row["label"]: row for row in record["ablations"]["rows"]}
-    _, lines = table("trained", DRAFTERS)
+    _, lines = table("trained", TOYS)
     assert len(lines) == 7
     for name, (term, first, fifth, own, seconds, prompts, seeds) in lines.items():
         row = rows[name]
@@ -761,7 +762,7 @@ def test_the_table_of_forwards_is_its_record() -> None:
 def test_the_table_of_ablations_is_its_record() -> None:
     record = drafters("mini-code")["ablations"]["rows"]
     variants = [row for row in record if row["label"] != row["base"]]
-    _, lines = table("variant", DRAFTERS)
+    _, lines = table("variant", TOYS)
     assert len(lines) == len(variants)
     for (name, cells), row in zip(lines.items(), variants, strict=True):
         one = row["against"]
@@ -772,7 +773,7 @@ def test_the_table_of_ablations_is_its_record() -> None:
 
 def test_the_table_of_texts_and_objectives_is_its_record() -> None:
     grid = drafters("mini-code")["combination"]["grid"]
-    _, lines = table("network, by texts", DRAFTERS)
+    _, lines = table("network, by texts", TOYS)
     assert list(lines) == ["FSPAD", "GRIFFIN"] and len(grid) == 30
     for network, (objectives, *cells) in lines.items():
         found = []
@@ -794,7 +795,7 @@ def test_speeds_of_drafters_are_those_of_the_clock() -> None:
         some = [record[name][shape]["0"]["speedup"] for name in names]
         return f"{min(some):.1f} to {max(some):.1f}x"
 
-    page = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    page = " ".join(TOYS.read_text(encoding="utf-8").split())
     four = ("EAGLE-2", "FSPAD", "HASS", "GRIFFIN")
     assert f"({speeds('chain', four)} for EAGLE, FSPAD, HASS and GRIFFIN;" in page
     assert f"their trees {speeds('own', four)})" in page
@@ -1334,7 +1335,7 @@ def test_two_turns_of_a_chat_count_where_pages_count_prompts() -> None:
     for page in ("README.md", "models/smollm2/hass/README.md", "models/smollm2/unrolled/README.md"):
         assert said_of_eight in said(page)
     assert "(eight and 24 prompts a suite, of MT-bench both turns" in said(
-        "docs/feature-drafters.md"
+        "docs/drafters-compared.md"
     )
     cold = [
         [
@@ -1392,7 +1393,7 @@ def test_the_card_says_how_fast_the_layer_is_outside_of_loops_on_a_processor_wit
 def test_the_page_says_how_fast_drafters_learn_on_the_real_model() -> None:
     found = result("smollm2-training-speed")
     speed = {row["kind"]: f"{row['tokens_per_second']:,.0f}" for row in found["learning"]}
-    page = said("docs/feature-drafters.md")
+    page = said("docs/drafters-compared.md")
     learn = [speed[kind] for kind in ("fspad", "hass", "griffin", "unrolled")]
     assert f"they learn {', '.join(learn[:3])} and {learn[3]} (" in page
     assert f"writes {found['collecting']['tokens_per_second']:,.0f} tokens a second" in page
@@ -1458,9 +1459,26 @@ def test_the_missed_bar_of_the_length_policy_is_its_record() -> None:
     ],
 )
 def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[str]) -> None:
-    text = DRAFTERS.read_text(encoding="utf-8")
+    text = COMPARED.read_text(encoding="utf-8")
     found = text.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
     assert found.splitlines() == list(lines) != []
+
+
+def test_the_figure_of_griffins_paper_shows_the_record() -> None:
+    rows = result("griffin-equal-2")["rows"]
+    exact = [row for row in rows if row["method"] != "Medusa (typical)"]
+    panels = griffin_figure.methods(rows).axes
+    shown = {0.0: panels[0], 1.0: panels[1]}
+    order = sorted((row for row in exact if not row["temperature"]), key=lambda row: -row["mean"])
+    for heat, axis in shown.items():
+        assert axis.get_title() == f"T = {heat:g}" and axis.get_xlabel() == "tokens per step"
+        labels = [text.get_text() for text in axis.get_yticklabels()]
+        assert labels == [row["method"] for row in reversed(order)]
+        found = {row["method"]: row["mean"] for row in exact if row["temperature"] == heat}
+        marks = [line for line in axis.lines if line.get_label() == "mean"]
+        drawn = {labels[int(line.get_ydata()[0])]: line.get_xdata()[0] for line in marks}
+        assert drawn == pytest.approx(found, abs=1e-4)
+    assert (ROOT / "docs/drafters-compared/methods.png").exists()
 
 
 def test_the_tokens_of_the_shipped_layers_are_those_of_their_trainings() -> None:
@@ -1486,7 +1504,7 @@ def test_the_tokens_of_the_shipped_layers_are_those_of_their_trainings() -> None
     card = said("models/smollm2/unrolled/README.md")
     assert f"behind its {said_of['first']} million tokens, and learnt {said_of['then']}" in card
     assert f"| this layer | {said_of['all']} M |" in card
-    page = said("docs/feature-drafters.md")
+    page = said("docs/drafters-compared.md")
     assert f"{said_of['first']} million tokens, by {said_of['then']} million" in page
 
 
@@ -1497,7 +1515,7 @@ def test_what_is_said_of_ours_and_griffin_is_in_the_record() -> None:
     (cold, (low, high)), (warm, (lowest, highest)) = (
         (over[heat]["ratio"] - 1, [end - 1 for end in over[heat]["ci95"]]) for heat in (0, 1)
     )
-    text = " ".join(DRAFTERS.read_text(encoding="utf-8").split())
+    text = " ".join(COMPARED.read_text(encoding="utf-8").split())
     assert (
         f"`unrolled` has {cold:.1%} more tokens per step than GRIFFIN at T = 0 "
         f"({low:.1%} to {high:.1%}) and {warm:.1%} more at T = 1 ({lowest:.1%} to {highest:.1%})"
@@ -1533,7 +1551,7 @@ def ours_by_seed(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
     found = {(row["method"], row["temperature"]): row for row in result("griffin-equal-2")["rows"]}
     first = {(row["method"], row["temperature"]): row for row in result("griffin-equal")["rows"]}
-    text, ours = said("docs/feature-drafters.md"), griffin_table.OURS
+    text, ours = said("docs/drafters-compared.md"), griffin_table.OURS
 
     def more(name: str, heat: int) -> str:
         return f"{found[name, heat]['ours_over_it']['ratio'] - 1:.1%}".replace("%", " %")
@@ -1604,7 +1622,7 @@ def test_what_is_said_of_another_store_and_seed_is_in_the_records() -> None:
 
 def test_what_is_said_of_continuations_behind_fewer_tokens_is_in_the_record() -> None:
     rows = result("griffin-order-2")["rows"]
-    text = said("docs/feature-drafters.md").partition("### The same behind 2.1 million tokens")[2]
+    text = said("docs/drafters-compared.md").partition("## The same behind 2.1 million tokens")[2]
     after = {
         (row["shows"], row["kind"], row["forwards"], row["top_weight"]): row["after"]
         for row in rows
@@ -1651,7 +1669,7 @@ def test_what_is_said_of_continuations_behind_fewer_tokens_is_in_the_record() ->
 
 def test_what_is_said_of_stages_and_controls_is_in_the_record() -> None:
     found = {row["stage"]: row for row in result("griffin-stages")["rows"]}
-    text = said("docs/feature-drafters.md")
+    text = said("docs/drafters-compared.md")
 
     def after(name: str, digits: int = 2) -> str:
         return f"{found[name]['after']['tokens_per_step']:.{digits}f}"
