@@ -1,5 +1,5 @@
 """Fill the blocks of measurements in README.md, docs/measured.md, docs/engine.md and
-docs/drafters-compared.md, and draw the figure of the last one.
+docs/drafters-compared.md, and draw two figures.
 
     draftsmith quickstart --models models/mini-code --out runs/mini-code   # on an idle machine
     python benchmarks/readme.py
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.speedup import rejections_saved
+from draftsmith.plots import Plot
 from draftsmith.provenance import atomic_path, write_text_atomic
-from griffin_table import figure, order, stages
+from figures import best_and_plain, drafter_of, engines, methods
+from griffin_table import order, stages
 from griffin_table import table as griffin_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,7 +193,10 @@ def drafted(
     yield "" if one is None else interval(one["speedup"], one["interval"])
 
 
-def peers(record: str = "peers.json") -> Iterator[str]:
+def peers(
+    record: str = "peers.json", select: Callable[[list[Any]], list[Any]] = list
+) -> Iterator[str]:
+    """The engines of a record, or of those rows of it that `select` takes."""
     path = RESULTS / record
     if not path.exists():
         return
@@ -199,7 +204,8 @@ def peers(record: str = "peers.json") -> Iterator[str]:
     suites = ", ".join(f"{count} of {name}" for name, count in found["prompts"].items())
     threads = found["threads"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    shares = [one["loop_share"] for one in found["rows"] if one.get("loop_share") is not None]
+    shown = select(found["rows"])
+    shares = [one["loop_share"] for one in shown if one.get("loop_share") is not None]
     loops = ""
     if shares:
         ends = " to ".join(dict.fromkeys(f"{of(shares):.0%}" for of in (min, max)))
@@ -212,13 +218,12 @@ def peers(record: str = "peers.json") -> Iterator[str]:
     )
     yield ""
     rows = []
-    for one in found["rows"]:
+    for one in shown:
         name = "**draftsmith**" if one["engine"] == "draftsmith" else one["engine"]
-        drafter = "" if one["drafter"] == "none" else one["drafter"]
         low, high = one["ci95"]
         speed = f"{one['tokens_per_second']:.0f} ({low:.0f} to {high:.0f})"
         ratio = interval(one.get("over_llama_cpp"), one.get("over_llama_cpp_ci95"))
-        rows.append([name, one["weights"], drafter, speed, ratio])
+        rows.append([name, one["weights"], drafter_of(one), speed, ratio])
     yield from table(["engine", "weights", "drafter", "tokens/s", "over llama.cpp, plain"], rows)
 
 
@@ -309,15 +314,6 @@ def griffin(name: str = "griffin-table.json") -> Iterator[str]:
         yield from further.splitlines()
 
 
-def draw_griffin(name: str, picture: Path) -> None:
-    """The figure of such a table."""
-    path = RESULTS / name
-    if path.exists():
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        with atomic_path(picture) as part:
-            part.write_bytes(figure.methods.draw(rows).png)
-
-
 def griffin_order(name: str = "griffin-order.json") -> Iterator[str]:
     """Short continuations of trained drafters."""
     path = RESULTS / name
@@ -378,6 +374,16 @@ def live() -> Iterator[str]:
         yield from table(LIVE, [live_row(row) for row in found["rows"] if not row["mask_k"]])
 
 
+def draw(figure: Plot[Any, Any], record: str, picture: str) -> None:
+    """Draw the figure of a record for a page."""
+    path = RESULTS / record
+    if not path.exists():
+        return
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    with atomic_path(ROOT / picture) as part:
+        part.write_bytes(figure.draw(rows).png)
+
+
 def fill(page: str, lines: list[str], name: str = "measured") -> None:
     """Replace the block of a page that has this name; with nothing to put there it stays."""
     if not lines:
@@ -398,13 +404,14 @@ def machine() -> list[str]:
 
 
 def main() -> None:
-    fill("README.md", [*peers()])
+    draw(engines, "peers.json", "docs/measured/engines.png")
+    draw(methods, "griffin-equal-2.json", "docs/drafters-compared/methods.png")
+    fill("README.md", [*peers(select=best_and_plain)])
     fill("docs/engine.md", [*engine()], "engine")
     fill("docs/drafters-compared.md", [*griffin()], "griffin")
     fill("docs/drafters-compared.md", [*griffin("griffin-shipped.json")], "shipped")
     fill("docs/drafters-compared.md", [*griffin("griffin-equal.json")], "equal")
     fill("docs/drafters-compared.md", [*griffin("griffin-equal-2.json")], "again")
-    draw_griffin("griffin-equal-2.json", ROOT / "docs" / "drafters-compared" / "methods.png")
     fill("docs/drafters-compared.md", [*griffin_order()], "order")
     fill("docs/drafters-compared.md", [*griffin_order("griffin-order-2.json")], "order-again")
     fill("docs/drafters-compared.md", [*griffin_stages()], "stages")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+import figures
 import readme
 from draftsmith.data.languages import find
 from draftsmith.drafters.registry import drafter_class
 from draftsmith.plan import tables
-from griffin_table import figure as griffin_figure
 from griffin_table import stages
 from griffin_table import table as griffin_table
 from smollm2 import auto as smollm2_auto
@@ -1467,13 +1467,13 @@ def test_tables_of_griffins_paper_are_their_records(name: str, lines: Iterable[s
 def test_the_figure_of_griffins_paper_shows_the_record() -> None:
     rows = result("griffin-equal-2")["rows"]
     exact = [row for row in rows if row["method"] != "Medusa (typical)"]
-    panels = griffin_figure.methods(rows).axes
+    panels = figures.methods(rows).axes
     shown = {0.0: panels[0], 1.0: panels[1]}
     order = sorted((row for row in exact if not row["temperature"]), key=lambda row: -row["mean"])
+    labels = [text.get_text() for text in panels[0].get_yticklabels()]
+    assert labels == [row["method"] for row in reversed(order)]
     for heat, axis in shown.items():
         assert axis.get_title() == f"T = {heat:g}" and axis.get_xlabel() == "tokens per step"
-        labels = [text.get_text() for text in axis.get_yticklabels()]
-        assert labels == [row["method"] for row in reversed(order)]
         found = {row["method"]: row["mean"] for row in exact if row["temperature"] == heat}
         marks = [line for line in axis.lines if line.get_label() == "mean"]
         drawn = {labels[int(line.get_ydata()[0])]: line.get_xdata()[0] for line in marks}

@@ -26,6 +26,7 @@ from draftsmith.drafters.eagle import Eagle, EagleNetwork
 from draftsmith.drafters.hidden.checkpoint import save_network
 from draftsmith.drafters.hidden.network import draft_config
 from draftsmith.errors import InputError
+from figures import best_and_plain, engines
 from peers import compare, engine_openvino, engine_transformers, engine_vllm
 from peers.compare import Files, Row, Worker, asked, prepare, rows, start, summarise, warmed
 from peers.files import write_eagle, write_gguf
@@ -469,10 +470,36 @@ def test_a_row_says_how_much_of_its_texts_lies_in_loops() -> None:
 
 def test_the_tables_of_engines_say_the_share_of_loops() -> None:
     record = json.loads((readme.RESULTS / "peers.json").read_text(encoding="utf-8"))
-    shares = [one["loop_share"] for one in record["rows"] if "loop_share" in one]
-    first = next(readme.peers())
-    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
-    shown = least if least == most else f"{least} to {most}"
-    assert f"lie {shown} of the tokens" in first
-    for page in ("README.md", "docs/measured.md"):
-        assert first in (readme.ROOT / page).read_text(encoding="utf-8")
+    for page, select in (("README.md", best_and_plain), ("docs/measured.md", list)):
+        shares = [one["loop_share"] for one in select(record["rows"]) if "loop_share" in one]
+        first = next(readme.peers(select=select))
+        least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+        shown = least if least == most else f"{least} to {most}"
+        assert f"lie {shown} of the tokens" in first
+        text = (readme.ROOT / page).read_text(encoding="utf-8")
+        assert first in text
+        assert page != "README.md" or f"[all {len(record['rows'])} modes]" in text
+
+
+def test_each_engine_is_shown_with_its_fastest_mode_and_its_fastest_without_drafts() -> None:
+    def mode(engine: str, drafter: str, speed: float) -> dict[str, Any]:
+        kind = "plain" if drafter == "none" else "speculative"
+        return {"engine": engine, "mode": kind, "drafter": drafter, "tokens_per_second": speed}
+
+    rows = [
+        mode("one", "suffix", 5.0), mode("one", "none", 3.0), mode("one", "lookup", 9.0),
+        mode("one", "none", 4.0), mode("two", "none", 7.0), mode("two", "lookup", 6.0),
+        mode("three", "lookup", 1.0),
+    ]  # fmt: skip
+    found = [(row["engine"], row["tokens_per_second"]) for row in best_and_plain(rows)]
+    assert found == [("one", 9.0), ("two", 7.0), ("one", 4.0), ("three", 1.0)]
+
+
+def test_the_figure_of_engines_shows_the_record() -> None:
+    rows = best_and_plain(json.loads((readme.RESULTS / "peers.json").read_text())["rows"])
+    (axis,) = engines(rows).axes
+    bars = [bar.get_width() for bar in reversed(axis.patches)]
+    assert bars == pytest.approx([row["tokens_per_second"] for row in rows])
+    names = [text.get_text() for text in reversed(axis.get_yticklabels())]
+    assert all(name.startswith(row["engine"]) for name, row in zip(names, rows, strict=True))
+    assert (readme.ROOT / "docs/measured/engines.png").exists()
