@@ -87,7 +87,8 @@ def methods(rows: Sequence[Row]) -> Figure:
     for heat, axis in zip(heats, panels, strict=True):
         found = {row["method"]: row["suites"] for row in rows if row["temperature"] == heat}
         for place, name in enumerate(reversed(names)):
-            _draw_suites(axis, place, found[name])
+            if name in found:
+                _draw_suites(axis, place, found[name])
         name_rows(axis, names)
         axis.axvline(1.0, **reference())
         light_grid(axis, "x")

@@ -585,12 +585,13 @@ def refused(decoded: Decoded) -> list[float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
-    """Tokens per step by suite, and outside of loops; the share of tokens in loops; speeds."""
-    heads = " | ".join(suites)
+    """Tokens per step by suite, and outside of loops; the share of tokens in loops; speeds, where
+    any was timed."""
+    heads, timing = " | ".join(suites), any(row["speed"] for row in rows)
     lines = [
         f"| T | method | trained on | {heads} | mean | outside of loops | tokens in loops "
-        "| refused, by depth | speed | drafts |",
-        "|---:|---|" + "---:|" * (len(suites) + 6) + "---|",
+        f"| refused, by depth |{' speed | drafts |' if timing else ''}",
+        "|---:|---|" + "---:|" * (len(suites) + 5) + ("---:|---|" if timing else ""),
     ]
     for one in sorted(rows, key=lambda row: row["temperature"]):
         found = [one["suites"][suite] for suite in suites]
@@ -607,8 +608,8 @@ def table(rows: Sequence[Mapping[str, Any]], suites: Sequence[str]) -> str:
         trained = "" if learnt is None else f"{learnt / 1e6:.1f} M"
         lines.append(
             f"| {one['temperature']:g} | {one['method']} | {trained} | {cells} | {one['mean']:.2f} "
-            f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} "
-            f"| {speed} | {shown_flags(one.get('drafts'))} |"
+            f"| {outside:.2f} | {looped:.0%} | {' '.join(f'{share:.2f}' for share in by_depth)} |"
+            + (f" {speed} | {shown_flags(one.get('drafts'))} |" if timing else "")
         )
     return "\n".join(lines) + "\n"
 
