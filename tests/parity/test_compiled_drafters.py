@@ -491,6 +491,31 @@ def test_a_format_that_nothing_computes_in_is_refused(
         Eagle3.Config(weights="int5")
 
 
+@pytest.mark.parametrize(
+    ("weights", "draws"),
+    [("int4", 2), ("int8", 2), ("w8a8", 2), ("bf16", 3), ("auto", 3), (None, 3)],
+)
+def test_how_many_tokens_auto_draws_goes_by_the_format_of_the_target(
+    weights: str | None, draws: int
+) -> None:
+    """None: PyTorch runs it."""
+    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
+    model = tiny_target(V, seed=3, hidden=H, dtype=dtype, max_length=CONTEXT).model
+    given = {"compile": False} if weights is None else {"compile": True, "weights": weights}
+    target = HFTarget(model, end_ids=frozenset(), **given)
+    chain, found = TreeShape.chain(6), {}
+    for length in ("auto", 1, 0):
+        drafter = made("eagle", target, proposal="sampled", confidence=1.0, draw_length=length)
+        options = DecodeOptions(
+            sampler=Sampler(temperature=1.0), shape=chain, max_new_tokens=12, ignore_end=True
+        )
+        steps = list(decode(target, drafter, [[1, 2, 3]], options))
+        # before its first forward there is nothing to draft from, and the last steps want less
+        (found[length],) = {step.offered_depth[0] for step in steps[1:3]}
+        assert drafter.longest_draw(chain) == (length if length == 1 else draws if length else 6)
+    assert found == {"auto": draws, 1: 1, 0: 1}, "without a length confidence ends them"
+
+
 @pytest.mark.parametrize("kind", ["eagle", "draft model", "medusa", "p_eagle", "parallel"])
 def test_rows_of_a_session_that_end_early_leave_the_others_drafts_as_they_are(kind: str) -> None:
     """They are fed nothing from then on."""

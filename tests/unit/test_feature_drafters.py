@@ -114,6 +114,13 @@ def test_chains_of_draws_have_a_length_of_their_own(
     assert {step.offered_depth[0] for step in steps[1:3]} == depths
 
 
+def test_how_long_draws_are_is_not_known_before_the_target() -> None:
+    with pytest.raises(InputError, match="bind"):
+        Eagle(Eagle.Config(draw_length="auto")).longest_draw(SHAPES["chain"])
+    with pytest.raises(InputError, match="draw_length must be at least 0, got -1"):
+        Eagle.Config(draw_length=-1)
+
+
 def test_a_chain_of_draws_is_no_longer_than_it_may_be(
     target: HFTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -403,8 +403,12 @@ def test_draws_that_a_drafter_cuts_are_also_tried_whole() -> None:
         def __init__(self, **options: Any) -> None:
             self.config = FeatureDrafter.Config(**options)
 
+        @property
+        def draw_length(self) -> int:
+            return 2 if self.config.draw_length == "auto" else self.config.draw_length
+
     def found(temperature: float, *given: str, **options: Any) -> list[Any]:
-        arm = Arm(name="x", drafter=cast(Any, Layer(draw_length=2, **options)))
+        arm = Arm(name="x", drafter=cast(Any, Layer(**{"draw_length": 2, **options})))
         asked = DraftingConfig(drafter_option=given)
         return list(candidates_of(["x"], [arm], asked, 4, temperature))
 
@@ -422,6 +426,9 @@ def test_draws_that_a_drafter_cuts_are_also_tried_whole() -> None:
     assert whole.words == ", drawn, draw_length=0"
     assert whole.flags == ("--draft-proposal", "sampled", "--drafter-option", "draw_length=0")
     assert whole.chain.drafter.config.proposal == "sampled"
+
+    by_itself = found(0.7, proposal="sampled", draw_length="auto")
+    assert [one.lengths for one in by_itself] == [(1, 2), (1, 2, 4), (1, 2, 4)]
 
     (greedy,) = found(0.0, proposal="sampled")
     assert greedy.lengths == (1, 2, 4), "greedy texts know no draws"

@@ -91,6 +91,7 @@ from draftsmith.errors import InputError
 from draftsmith.targets import base as targets
 from draftsmith.targets.config import Weights, check_weights
 from draftsmith.targets.hf import loading
+from draftsmith.targets.native.engine import engine_of
 
 _log = logging.getLogger(__name__)
 
@@ -533,10 +534,11 @@ class FeatureDrafter(TrainedDrafter):
         confidence: float = field(default=0.0, metadata=ADDED)
         """A chain ends behind the token that makes it less probable than this; 0: never before its
         length. Trees take no notice."""
-        draw_length: int = field(default=0, metadata=ADDED)
+        draw_length: int | Literal["auto"] = field(default=0, metadata=ADDED)
         """A chain of draws ends behind so many tokens, whatever its confidence, also where a longer
         one is asked for: how probable a draw was says little about whether it is accepted. 0: as
-        length and confidence say."""
+        length and confidence say. auto: two beside a target that the compiled engine runs in 4 or 8
+        bits, where a wider forward costs more, else three."""
         draft_temperature: float = field(default=1.0, metadata=ADDED)
         """Draws are made at so many times the text's temperature, and verified as such. What learnt
         from a target spreads its law wider: a little below 1 more of its draws are accepted."""
@@ -545,7 +547,8 @@ class FeatureDrafter(TrainedDrafter):
             super().__post_init__()
             at_least(0, noise=self.noise, seed=self.seed)
             at_least(0, confidence=self.confidence, most=1)
-            at_least(0, draw_length=self.draw_length, most=MOST_NODES)
+            if self.draw_length != "auto":
+                at_least(0, draw_length=self.draw_length, most=MOST_NODES)
             at_least(COLDEST, draft_temperature=self.draft_temperature, most=HOTTEST)
 
     config: Config
@@ -620,7 +623,7 @@ class FeatureDrafter(TrainedDrafter):
             noise,
             state,
             confidence=self.config.confidence,
-            draw_length=self.config.draw_length,
+            draw_length=self.draw_length,
             rated=self.rates_nodes,
         )
         reader = self._reader(state, shape.depth)
@@ -642,8 +645,22 @@ class FeatureDrafter(TrainedDrafter):
             length,
         )
 
+    @property
+    def draw_length(self) -> int:
+        """How many tokens end a chain of draws; 0: its length and confidence do. What `auto` says
+        was measured with the shipped layer (LOG.md, 2026-11-29).
+
+        Raises:
+            InputError: that goes by the target, and `bind` was not called.
+        """
+        own = self.config.draw_length
+        if own != "auto":
+            return own
+        engine = engine_of(self.target)
+        return 2 if engine is not None and engine.quantised else 3
+
     def longest_draw(self, shape: TreeShape) -> int:
-        return min(shape.depth, self.config.draw_length or shape.depth)
+        return min(shape.depth, self.draw_length or shape.depth)
 
     def _believed_by(self, reader: Reader) -> Callable[[], Tensor] | None:
         """See `ChildSelection.believed`, of what this one reads."""
