@@ -99,14 +99,16 @@ triples = st.lists(
     triples,
     st.lists(st.tuples(seconds, seconds), min_size=2, max_size=DEPTH + 1),
     seconds,
+    st.integers(1, 4),
 )
 def test_the_depth_is_the_best_where_drafts_end_early(
     before: list[tuple[int, int, int]],
     steps: list[tuple[int, int, int]],
     costs: list[tuple[float, float]],
     in_vain: float,
+    rows: int,
 ) -> None:
-    """The formulas of the class, written out for every depth."""
+    """The formulas of the class, written out for every depth; of a batch whose rows are alike."""
     target, draft = zip(*costs, strict=True)
     policy = CostAware(costs=StepCosts(target_D=target, draft_D=draft, in_vain=in_vain))
     policy = policy.after([count_of(*step) for step in before])
@@ -122,14 +124,15 @@ def test_the_depth_is_the_best_where_drafts_end_early(
 
     def pace(n: int) -> float:
         if n == 0:
-            return 1.0 / whole[0]
+            return (1.0 if rows == 1 else 1.04) * rows / whole[0]
         survival = [math.prod(rates[:d]) * (1 - kept) ** (d - 1) for d in range(1, n + 1)]
-        length = sum((1 - end) ** d for d in range(n))
-        spent = float(np.interp(length, range(len(whole)), whole))
-        return (1 + found * sum(survival)) / ((1 - found) * in_vain + found * spent)
+        longest = [1 - (1 - found * (1 - end) ** d) ** rows for d in range(n)]  # any has one there
+        spent = float(np.interp(sum(longest) / longest[0], range(len(whole)), whole))
+        expected = (1 - longest[0]) * in_vain + longest[0] * spent
+        return rows * (1 + found * sum(survival)) / expected
 
     paces = [pace(n) for n in range(len(costs))]
-    chosen = policy.best_depth([stats], [rates])
+    chosen = policy.best_depth({stats: rows}, [rates])
     assert paces[chosen] == pytest.approx(max(paces), rel=1e-9)
 
 
@@ -559,7 +562,7 @@ def test_nothing_is_learnt_from_a_row_that_ended_in_its_first_step() -> None:
 def test_a_dear_drafter_that_is_good_is_found_to_be(rate: float) -> None:
     """At the first guess of acceptance no depth pays."""
     costs = linear(0.04, 0.6)
-    assert CostAware(costs=costs).best_depth([RowStats()], [[0.6] * DEPTH]) == 0
+    assert CostAware(costs=costs).best_depth({RowStats(): 1}, [[0.6] * DEPTH]) == 0
     texts = [runs(lambda place: rate, 96, seed) for seed in range(8)]
     learning = Learning(CostAware(costs=costs))
     mine = sum(decode(learning, text, costs, 96) for text in texts)
@@ -604,7 +607,7 @@ def test_a_depth_that_pays_only_later_is_grown_to() -> None:
     costs = replace(costs, draft_D=tuple(2.6 * (n > 0) + 0.05 * n for n in range(DEPTH + 1)))
     policy = CostAware(costs=costs)
     stats = RowStats(tried_D=(20.0,) * 2, kept_D=(19.0,) * 2)
-    assert policy.best_depth([stats], [policy.rates(stats)]) > 6
+    assert policy.best_depth({stats: 1}, [policy.rates(stats)]) > 6
     assert policy.length(stats) == 6 + 2  # twice the two that are known, and four
 
 

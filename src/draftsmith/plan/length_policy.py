@@ -6,7 +6,8 @@ They look at the past only, never at the coming noise, so they do not change the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, zip_longest
@@ -236,11 +237,12 @@ class CostAware(LengthPolicy):
         """See `LengthPolicy`: that of most tokens per second of the batch. A step in which one row
         drafts lasts nearly as long as one in which all do, so either all do or none."""
         now = self.doubting(sum([row.idle for row in stats]) / len(stats))
-        chosen = now.best_depth(stats, [now.rates(row) for row in stats])
+        alike = Counter(stats)  # as rows are that have not drafted yet
+        chosen = now.best_depth(alike, [now.rates(row) for row in alike])
         left = _TRIAL - sum([row.offered for row in stats])
         fresh = now.past.found < 1.0 and not any(row.idle for row in stats)
         if not chosen and left > 0 and fresh:
-            chosen = now.best_depth(stats, [[_BEST] * self.max_length] * len(stats))
+            chosen = now.best_depth(alike, [[_BEST] * self.max_length] * len(alike))
             chosen = min(chosen, max(-(-left // len(stats)), _TRIED))
         known = max([sum([tried > _KNOWN for tried in row.tried_D]) for row in stats])
         return min(chosen, _GROWTH * known + _ROOM)
@@ -249,24 +251,29 @@ class CostAware(LengthPolicy):
         """Discount the past by so many idle steps."""
         return replace(self, past=self.past.times(_DOUBT**idle)) if idle else self
 
-    def best_depth(self, stats: Sequence[RowStats], rates: Sequence[Iterable[float]]) -> int:
-        """Return the depth with most tokens per second of these rows together, at the rates of
-        each; 0: draft nothing."""
+    def best_depth(self, rows: Mapping[RowStats, int], rates: Sequence[Iterable[float]]) -> int:
+        """Return the depth with most tokens per second of these rows together; 0: draft nothing.
+
+        Args:
+            rows: how many have these statistics.
+            rates: of such rows.
+        """
         seconds_D, least_D, deepest = self.costs.seconds_D, self.costs.least_D, self.max_length
-        promises = [self._promise(row) for row in stats]
-        found = 1.0 - math.prod([1.0 - row.found for row in promises])  # in any row
-        idle = (1.0 - found) * self.costs.in_vain
-        ahead = _AHEAD if len(stats) > 1 else 1.0
-        chosen, best, length = 0, ahead * len(stats) / seconds_D[0], 0.0
+        promises = [(self._promise(row), count) for row, count in rows.items()]
+        found = 1.0 - math.prod([(1.0 - row.found) ** count for row, count in promises])  # in any
+        idle, together = (1.0 - found) * self.costs.in_vain, sum(rows.values())
+        ahead = _AHEAD if together > 1 else 1.0
+        chosen, best, length = 0, ahead * together / seconds_D[0], 0.0
         for depth, rate_B in enumerate(zip(*rates, strict=True), start=1):
             tokens = most = 0.0
             ended = 1.0
-            for row, rate in zip(promises, rate_B, strict=True):
+            for (row, count), rate in zip(promises, rate_B, strict=True):
                 row.deepen(rate)
-                ended *= 1.0 - row.found * row.reached
-                tokens += 1.0 + row.found * row.tokens
+                ended *= (1.0 - row.found * row.reached) ** count
+                tokens += count * (1.0 + row.found * row.tokens)
                 # if all that is deeper were accepted, and cost nothing more
-                most += 1.0 + row.found * (row.tokens + row.survival * (deepest - depth))
+                deeper = row.tokens + row.survival * (deepest - depth)
+                most += count * (1.0 + row.found * deeper)
             length += (1.0 - ended) / found
             below = int(length)
             step = seconds_D[below]

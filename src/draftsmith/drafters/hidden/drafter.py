@@ -206,17 +206,22 @@ class FeatureState(TextState):
         signals_BTS = accepted.out.signals_BTS
         assert signals_BTS is not None
         first_node = signals_BTS.shape[1] - accepted.tree.num_nodes
-        paths, nums = accepted.verdict.path_BD.tolist(), accepted.verdict.num_accepted_B.tolist()
-        columns: list[list[int]] = []
-        for b, (pending, emitted) in enumerate(
-            zip(accepted.pending, accepted.emitted, strict=True)
+        kept: Sequence[Sequence[int]] = ((),) * len(self.known)
+        if accepted.tree.num_nodes:  # else it rests, which is to cost little
+            nums = accepted.verdict.num_accepted_B.tolist()
+            paths = accepted.verdict.path_BD.tolist()
+            kept = [
+                [first_node + node for node in path[:num]]
+                for path, num in zip(paths, nums, strict=True)
+            ]
+        columns: list[Sequence[int]] = []
+        for known, pending, emitted, path in zip(
+            self.known, accepted.pending, accepted.emitted, kept, strict=True
         ):
-            path = [first_node + node for node in paths[b][: nums[b]]]
+            fed = range(first_node - len(pending), first_node)
             # a row that was done before is fed nothing
-            columns.append(
-                [*range(first_node - len(pending), first_node), *path] if emitted else []
-            )
-            self.known[b].extend(emitted)
+            columns.append(([*fed, *path] if path else fed) if emitted else ())
+            known.extend(emitted)
         self.features.append(signals_BTS, columns)
 
 
