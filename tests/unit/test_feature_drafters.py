@@ -485,6 +485,30 @@ def test_features_are_the_same_whenever_they_are_read(target: HFTarget) -> None:
             assert torch.equal(found[b, -len(text) :], text)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_features_are_kept_until_they_are_read_while_rows_leave_and_change_places(
+    seed: int, target: HFTarget
+) -> None:
+    draw = np.random.default_rng(seed)
+    features, texts = Features(5, 3, target), [torch.zeros(0, 3)] * 5
+    for _ in range(12):
+        width = int(draw.integers(1, 5))
+        signals = torch.from_numpy(draw.normal(size=(len(texts), width, 3)).astype(np.float32))
+        columns = [np.flatnonzero(draw.random(width) < 0.6).tolist() for _ in texts]
+        features.append(signals, columns)
+        texts = [torch.cat([text, signals[b, columns[b]]]) for b, text in enumerate(texts)]
+        if draw.random() < 0.5:
+            rows = draw.permutation(len(texts))[: max(len(texts) - int(draw.integers(2)), 2)]
+            features.take(rows.tolist())
+            texts = [texts[b] for b in rows]
+        if draw.random() < 0.2:
+            features.right_aligned(np.zeros(len(texts), dtype=np.int64), features.lengths_B)
+    assert features.lengths_B.tolist() == [len(text) for text in texts]
+    found = features.right_aligned(np.zeros(len(texts), dtype=np.int64), features.lengths_B)
+    for b, text in enumerate(texts):
+        assert torch.equal(found[b, found.shape[1] - len(text) :], text.to(found.dtype))
+
+
 @pytest.mark.parametrize(("kind", "through"), [(Unrolled, True), (Hass, False)])
 def test_whether_later_losses_reach_earlier_drafts(
     kind: type[FeatureDrafter], through: bool, target: HFTarget

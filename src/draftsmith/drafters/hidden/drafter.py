@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -96,37 +96,52 @@ from draftsmith.targets.native.engine import engine_of
 _log = logging.getLogger(__name__)
 
 
+_AT_ONCE = 64
+"""For so many steps without drafts memory is taken at once."""
+
+
 class Features:
     """The target's features of every token that it was fed, row by row, in one growing buffer.
 
     New ones are stored when any are read: a row that drafts nothing for long should not pay for it
-    at every step.
+    at every step, nor when a neighbour ends.
     """
 
     def __init__(self, num_rows: int, width: int, like: TargetView) -> None:
         self.lengths_B = np.zeros(num_rows, dtype=np.int64)
         self._store_BTS = torch.zeros((num_rows, 0, width), dtype=like.dtype, device=like.device)
-        self._new: list[tuple[Tensor, Sequence[Sequence[int]]]] = []
-        """What is not stored yet: signals, and the columns of each row; `lengths_B` counts them."""
+        self._new = [_NotStored(range(num_rows))]
+        """The last is of the rows that there are now; `lengths_B` counts them all."""
+        self._room: list[Tensor] = []
+        """[B, 1, S] each: memory for steps without drafts, in pieces of one block."""
 
     def append(self, signals_BTS: Tensor, columns: Sequence[Sequence[int]]) -> None:
         """Add these columns of each row."""
-        self._new.append((signals_BTS, columns))
+        self._new[-1].steps.append((self._aside(signals_BTS), columns))
         self.lengths_B = self.lengths_B + np.array([len(row) for row in columns], dtype=np.int64)
+
+    def _aside(self, signals_BTS: Tensor) -> Tensor:
+        """Those of a step without drafts, beside those of other such steps. Where they were
+        written, between the logits of two steps, they would hold the heap's memory apart: it grew
+        and shrank at every step of a batch, whose logits then cost a page fault for every page."""
+        rows, tokens, width = signals_BTS.shape
+        if tokens > 1 or signals_BTS.device.type != "cpu":
+            return signals_BTS
+        if not self._room:
+            self._room = list(signals_BTS.new_empty((_AT_ONCE, rows, 1, width)).unbind())
+        return self._room.pop().copy_(signals_BTS)
 
     def _stored(self) -> Tensor:
         """All that there are, [B, T, S]."""
-        if self._new:
+        if any(one.steps for one in self._new):
             with torch.inference_mode():  # as while decoding, also where rows are taken or rewound
                 ends = self.lengths_B.tolist()
                 self._reserve(max(ends))
                 for b, end in enumerate(ends):
-                    for signals_BTS, columns in reversed(self._new):
-                        if count := len(columns[b]):
-                            end -= count
-                            place_NS = self._store_BTS[b].narrow(0, end, count)
-                            place_NS.copy_(_columns(signals_BTS[b], columns[b]))
-            self._new.clear()
+                    if pieces := [piece for one in self._new for piece in one.of(b)]:
+                        new_NS = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+                        self._store_BTS[b, end - len(new_NS) : end] = new_NS
+            self._new = [_NotStored(range(len(self.lengths_B)))]
         return self._store_BTS
 
     def _reserve(self, length: int) -> None:
@@ -154,8 +169,29 @@ class Features:
 
     def take(self, rows: Sequence[int]) -> None:
         index = to_device(torch.tensor(list(rows)), self._store_BTS.device)
-        self._store_BTS = self._stored().index_select(0, index)
+        self._store_BTS = self._store_BTS.index_select(0, index)
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
+        for one in self._new:
+            one.rows = [one.rows[b] for b in rows]
+        self._new.append(_NotStored(range(len(rows))))
+        self._room = []
+
+
+@dataclass
+class _NotStored:
+    """Features of steps between which no row was taken."""
+
+    rows: Sequence[int]
+    """Which of the rows that there were each one is now."""
+    steps: list[tuple[Tensor, Sequence[Sequence[int]]]] = field(default_factory=list)
+    """Signals, and the columns of each row that there was."""
+
+    def of(self, b: int) -> Iterator[Tensor]:
+        """Those of a row, [N, S] each."""
+        row = self.rows[b]
+        for signals_BTS, columns in self.steps:
+            if columns[row]:
+                yield _columns(signals_BTS[row], columns[row])
 
 
 def _columns(signals_TS: Tensor, columns: Sequence[int]) -> Tensor:
