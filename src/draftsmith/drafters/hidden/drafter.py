@@ -96,10 +96,6 @@ from draftsmith.targets.native.engine import engine_of
 _log = logging.getLogger(__name__)
 
 
-_AT_ONCE = 64
-"""For so many steps without drafts memory is taken at once."""
-
-
 class Features:
     """The target's features of every token that it was fed, row by row, in one growing buffer.
 
@@ -112,24 +108,11 @@ class Features:
         self._store_BTS = torch.zeros((num_rows, 0, width), dtype=like.dtype, device=like.device)
         self._new = [_NotStored(range(num_rows))]
         """The last is of the rows that there are now; `lengths_B` counts them all."""
-        self._room: list[Tensor] = []
-        """[B, 1, S] each: memory for steps without drafts, in pieces of one block."""
 
     def append(self, signals_BTS: Tensor, columns: Sequence[Sequence[int]]) -> None:
         """Add these columns of each row."""
-        self._new[-1].steps.append((self._aside(signals_BTS), columns))
+        self._new[-1].steps.append((signals_BTS, columns))
         self.lengths_B = self.lengths_B + np.array([len(row) for row in columns], dtype=np.int64)
-
-    def _aside(self, signals_BTS: Tensor) -> Tensor:
-        """Those of a step without drafts, beside those of other such steps. Where they were
-        written, between the logits of two steps, they would hold the heap's memory apart: it grew
-        and shrank at every step of a batch, whose logits then cost a page fault for every page."""
-        rows, tokens, width = signals_BTS.shape
-        if tokens > 1 or signals_BTS.device.type != "cpu":
-            return signals_BTS
-        if not self._room:
-            self._room = list(signals_BTS.new_empty((_AT_ONCE, rows, 1, width)).unbind())
-        return self._room.pop().copy_(signals_BTS)
 
     def _stored(self) -> Tensor:
         """All that there are, [B, T, S]."""
@@ -174,7 +157,6 @@ class Features:
         for one in self._new:
             one.rows = [one.rows[b] for b in rows]
         self._new.append(_NotStored(range(len(rows))))
-        self._room = []
 
 
 @dataclass

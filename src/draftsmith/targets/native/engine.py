@@ -8,6 +8,7 @@ therefore changes no logit, in any format of weights.
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,6 +178,45 @@ def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p
     return (ctypes.c_void_p * len(pointers))(*pointers)
 
 
+_MOST_PIECES, _MOST_NUMBERS = 4, 1 << 22
+"""Of an `OutputMemory`: pieces that it knows, and the numbers of the largest (16 MiB)."""
+
+
+class OutputMemory:
+    """Memory for what calls return, used again once nobody holds what lies in it.
+
+    Of the heap, it is given back to the system at one step and taken anew at the next, as soon as
+    anything that stays is written behind it; each of its pages then costs a page fault at every
+    step. Several threads may take some.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
+        """The memory, and what lies in it: the reference is dead once nobody holds that."""
+
+    def take(self, *shape: int) -> Tensor:
+        """A tensor in float32 of any content."""
+        count, memory = math.prod(shape), None
+        if count > _MOST_NUMBERS:
+            return torch.empty(shape)
+        for _ in range(len(self._pieces)):
+            try:
+                piece, user = self._pieces.pop(0)
+            except IndexError:  # another thread has it
+                break
+            if user() is not None:
+                self._pieces.append((piece, user))
+            elif len(piece) >= count:
+                memory = piece
+                break
+        if memory is None:
+            memory = np.empty(count, dtype=np.float32)
+        whole = memory[:count]
+        self._pieces.append((memory, weakref.ref(whole)))
+        del self._pieces[:-_MOST_PIECES]  # theirs who hold them
+        return torch.from_numpy(whole).view(shape)
+
+
 class Matrices:
     """Matrices in the extension's memory.
 
@@ -273,6 +313,7 @@ class Runner(Matrices):
         super().__init__(form, stored=stored, named=named)
         self._rotary = rotary
         self._turns = torch.zeros(0, 0), torch.zeros(0, 0)
+        self._memory = OutputMemory()
 
     def _open(self, model: Model) -> None:
         """The last step of making it: all weights are in `model`."""
@@ -316,10 +357,11 @@ class Runner(Matrices):
         call, held = self._call(tokens_BT, block, keep, feature_BTS)
         layers = np.array(signals.layers, dtype=np.int32)
         kinds = len(layers) + signals.last_hidden
-        # nothing is written for padding, which is what sees nothing
-        room = torch.empty if np.asarray(block.see_BTC).any(-1).all() else torch.zeros
-        logits_BNV = room((call.rows, call.keep, self._head_rows))
-        signals_BTS = room((call.rows, call.width, kinds * self.model.hidden))
+        logits_BNV = self._memory.take(call.rows, call.keep, self._head_rows)
+        signals_BTS = torch.empty((call.rows, call.width, kinds * self.model.hidden))
+        if not np.asarray(block.see_BTC).any(-1).all():  # nothing is written for padding
+            logits_BNV.zero_()
+            signals_BTS.zero_()
         call.num_signals, call.last_hidden = len(layers), int(signals.last_hidden)
         call.signal_at, call.signal = _address(layers), signals_BTS.data_ptr()
         call.logits = logits_BNV.data_ptr()
@@ -369,8 +411,9 @@ class Runner(Matrices):
         chain, also_held = self._chain(chosen_BN, count_B, token_of_D, draws, confidence)
         chain.vocab, laws_NBV = most, None
         if draws is not None:
-            room = torch.empty if all(counts_B.tolist()) else torch.zeros
-            laws_NBV = room((steps, rows, self._head_rows))
+            laws_NBV = self._memory.take(steps, rows, self._head_rows)
+            if not all(counts_B.tolist()):
+                laws_NBV.zero_()
             chain.scores = laws_NBV.data_ptr()
         if not self._lib.c.ds_chain(self._at, ctypes.byref(call), ctypes.byref(chain)):
             raise self._unknown(tokens_BP)
