@@ -705,11 +705,9 @@ def test_the_card_of_the_real_models_layer_is_its_record(kind: str, file: str, c
             wanted = f"{row['speedup']:.2f} ({low:.2f} to {high:.2f}), {tau:.2f} / {outside:.2f}"
             assert cell == wanted, (weights, heat, cells[1], suite)
             seen += 1
-        means = [
-            f"{mean(row[f'speedup{where}'] for row in given.values()):.2f}"
-            for where in ("", "_outside_loops")
-        ]
-        assert cells[5].strip("| ") == " / ".join(means if kind == "unrolled" else means[:1])
+        speeds = ["speedup", "speedup_outside_loops"][: 1 + (kind == "unrolled")]
+        means = [f"{mean(row[one] for row in given.values()):.2f}" for one in speeds]
+        assert cells[5].strip("| ") == " / ".join(means)
     assert seen == len(rows) == count
 
 

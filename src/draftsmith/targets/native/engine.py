@@ -179,15 +179,15 @@ def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p
 
 
 _MOST_PIECES, _MOST_NUMBERS = 4, 1 << 22
-"""Of an `OutputMemory`: pieces that it knows, and the numbers of the largest (16 MiB)."""
+"""The pieces that an `OutputMemory` knows, and the numbers of the largest (16 MiB)."""
 
 
 class OutputMemory:
     """Memory for what calls return, used again once nobody holds what lies in it.
 
-    Of the heap, it is given back to the system at one step and taken anew at the next, as soon as
-    anything that stays is written behind it; each of its pages then costs a page fault at every
-    step. Several threads may take some.
+    The heap gives such memory back to the system at one step and takes it anew at the next, as soon
+    as anything that stays lies behind it; each of its pages then costs a page fault at every step.
+    Several threads may take some.
     """
 
     def __init__(self) -> None:
