@@ -38,6 +38,7 @@ from draftsmith.errors import BackendError, InputError, UnsupportedModel
 from draftsmith.targets import base
 from draftsmith.targets.hf import HFTarget
 from draftsmith.targets.native.bindings import compiler
+from draftsmith.targets.native.engine import engine_of
 from draftsmith.targets.toy import tiny_target
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -493,16 +494,21 @@ def test_a_format_that_nothing_computes_in_is_refused(
 
 @pytest.mark.parametrize(
     ("weights", "draws"),
-    [("int4", 2), ("int8", 2), ("w8a8", 2), ("bf16", 3), ("auto", 3), (None, 3)],
+    [("int4", 2), ("int8", 2), ("w8a8", 2), ("bf16", 3), ("auto", 2), (None, 2)],
 )
-def test_how_many_tokens_auto_draws_goes_by_the_format_of_the_target(
-    weights: str | None, draws: int
+@pytest.mark.parametrize("instructions", ["avx512-vnni", "avx2"])
+def test_how_many_tokens_auto_draws_goes_by_what_computes_the_target(
+    weights: str | None, draws: int, instructions: str
 ) -> None:
-    """None: PyTorch runs it."""
+    """`auto` is float32 here; None: PyTorch runs it."""
     dtype = torch.bfloat16 if weights == "bf16" else torch.float32
     model = tiny_target(V, seed=3, hidden=H, dtype=dtype, max_length=CONTEXT).model
     given = {"compile": False} if weights is None else {"compile": True, "weights": weights}
     target = HFTarget(model, end_ids=frozenset(), **given)
+    if engine := engine_of(target):
+        engine.instructions = instructions
+    assert (engine is None) == (weights is None)
+    draws = 2 if instructions == "avx2" else draws
     chain, found = TreeShape.chain(6), {}
     for length in ("auto", 1, 0):
         drafter = made("eagle", target, proposal="sampled", confidence=1.0, draw_length=length)

@@ -503,6 +503,10 @@ def test_features_are_kept_until_they_are_read_while_rows_leave_and_change_place
             texts = [texts[b] for b in rows]
         if draw.random() < 0.2:
             features.right_aligned(np.zeros(len(texts), dtype=np.int64), features.lengths_B)
+        if draw.random() < 0.2:
+            most_B = draw.integers(2, 9, size=len(texts))
+            features.rewind(most_B)
+            texts = [text[:most] for text, most in zip(texts, most_B, strict=True)]
     assert features.lengths_B.tolist() == [len(text) for text in texts]
     found = features.right_aligned(np.zeros(len(texts), dtype=np.int64), features.lengths_B)
     for b, text in enumerate(texts):

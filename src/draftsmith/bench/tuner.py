@@ -401,7 +401,7 @@ class _Way:
     def draw_length(self) -> int:
         """Above temperature 0, that of a `CandidateDrafter`."""
         drawn = proposal_of(self.arm.drafter) not in (None, "greedy")
-        return getattr(self.arm.drafter, "draw_length", 0) if drawn else 0
+        return self.arm.drafter.draw_length if drawn else 0
 
     def changed(self, words: str, flags: tuple[str, ...], **options: object) -> _Way:
         """Return the same with other options of the drafter; its costs are its own."""

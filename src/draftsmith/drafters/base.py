@@ -194,6 +194,11 @@ class Drafter(nn.Module, abc.ABC):
         """The most children that a node has which `propose` returns for this shape."""
         return shape.widest
 
+    @property
+    def draw_length(self) -> int:
+        """How many tokens end a chain of draws, however long it is to be; 0: no such number."""
+        return 0
+
     def longest_draw(self, shape: TreeShape) -> int:
         """The most tokens of a chain of draws that `propose` returns for this shape."""
         return shape.depth if self.draws else 0

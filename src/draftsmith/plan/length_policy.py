@@ -237,7 +237,8 @@ class CostAware(LengthPolicy):
         """See `LengthPolicy`: that of most tokens per second of the batch. A step in which one row
         drafts lasts nearly as long as one in which all do, so either all do or none."""
         now = self.doubting(sum([row.idle for row in stats]) / len(stats))
-        alike = Counter(stats)  # as rows are that have not drafted yet
+        # rows are alike that have not drafted yet
+        alike = Counter(stats) if len(stats) > 1 else {stats[0]: 1}
         chosen = now.best_depth(alike, [now.rates(row) for row in alike])
         left = _TRIAL - sum([row.offered for row in stats])
         fresh = now.past.found < 1.0 and not any(row.idle for row in stats)

@@ -151,6 +151,8 @@ class Features:
         self.lengths_B = np.minimum(self.lengths_B, lengths_B)
 
     def take(self, rows: Sequence[int]) -> None:
+        if any(2 * len(rows) <= one.num_rows for one in self._new):
+            self._stored()  # not to keep what is of rows that ended
         index = to_device(torch.tensor(list(rows)), self._store_BTS.device)
         self._store_BTS = self._store_BTS.index_select(0, index)
         self.lengths_B = self.lengths_B[np.asarray(rows, dtype=np.int64)]
@@ -167,6 +169,11 @@ class _NotStored:
     """Which of the rows that there were each one is now."""
     steps: list[tuple[Tensor, Sequence[Sequence[int]]]] = field(default_factory=list)
     """Signals, and the columns of each row that there was."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there were; 0: of no step."""
+        return len(self.steps[0][0]) if self.steps else 0
 
     def of(self, b: int) -> Iterator[Tensor]:
         """Those of a row, [N, S] each."""
@@ -560,8 +567,8 @@ class FeatureDrafter(TrainedDrafter):
         draw_length: int | Literal["auto"] = field(default=0, metadata=ADDED)
         """A chain of draws ends behind so many tokens, whatever its confidence, also where a longer
         one is asked for: how probable a draw was says little about whether it is accepted. 0: as
-        length and confidence say. auto: two beside a target that the compiled engine runs in 4 or 8
-        bits, where a wider forward costs more, else three."""
+        length and confidence say. auto: three beside a target that the compiled engine runs in
+        bfloat16 with AVX-512, where more tokens cost a forward least, else two."""
         draft_temperature: float = field(default=1.0, metadata=ADDED)
         """Draws are made at so many times the text's temperature, and verified as such. What learnt
         from a target spreads its law wider: a little below 1 more of its draws are accepted."""
@@ -670,8 +677,7 @@ class FeatureDrafter(TrainedDrafter):
 
     @property
     def draw_length(self) -> int:
-        """How many tokens end a chain of draws; 0: its length and confidence do. What `auto` says
-        was measured with the shipped layer (LOG.md, 2026-11-29).
+        """What `auto` says was measured with the shipped layer (LOG.md, 2026-11-29).
 
         Raises:
             InputError: that goes by the target, and `bind` was not called.
@@ -680,7 +686,9 @@ class FeatureDrafter(TrainedDrafter):
         if own != "auto":
             return own
         engine = engine_of(self.target)
-        return 2 if engine is not None and engine.quantised else 3
+        if engine is None or engine.form != "bfloat16":
+            return 2
+        return 3 if engine.instructions.startswith("avx512") else 2
 
     def longest_draw(self, shape: TreeShape) -> int:
         return min(shape.depth, self.draw_length or shape.depth)

@@ -178,7 +178,7 @@ def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p
     return (ctypes.c_void_p * len(pointers))(*pointers)
 
 
-_MOST_PIECES, _MOST_NUMBERS = 4, 1 << 22
+_MOST_PIECES, _MOST_NUMBERS = 8, 1 << 22
 """The pieces that an `OutputMemory` knows, and the numbers of the largest (16 MiB)."""
 
 
@@ -187,7 +187,8 @@ class OutputMemory:
 
     The heap gives such memory back to the system at one step and takes it anew at the next, as soon
     as anything that stays lies behind it; each of its pages then costs a page fault at every step.
-    Several threads may take some.
+    Several threads may take some. Where more outputs are held than it knows pieces, it is memory
+    like any other.
     """
 
     def __init__(self) -> None:
@@ -210,7 +211,7 @@ class OutputMemory:
                 memory = piece
                 break
         if memory is None:
-            memory = np.empty(count, dtype=np.float32)
+            memory = torch.empty(count).numpy()  # it begins with a line of the caches
         whole = memory[:count]
         self._pieces.append((memory, weakref.ref(whole)))
         del self._pieces[:-_MOST_PIECES]  # theirs who hold them
